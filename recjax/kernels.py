@@ -129,7 +129,7 @@ def bags(rows_UxD: jax.Array, inverse_NxH: jax.Array, weights_NxH: jax.Array | N
     """
     arrays = [rows_UxD, inverse_NxH] + ([] if weights_NxH is None else [weights_NxH])
     # Inside shard_map all are made to vary over the same axes, which also sums the gradient of what is replicated.
-    rows, inverse, *weights = _vary_alike(*arrays)
+    rows, inverse, *weights = vary_alike(*arrays)
     wide = [x.astype(jnp.float32) for x in weights]
     pooled_NxD = _bags(rows.astype(jnp.float32), inverse, wide[0] if wide else None)
     return pooled_NxD.astype(rows_UxD.dtype)
@@ -152,7 +152,7 @@ def table_bags(
       weights_NxH: as for `bags`, float32.
     """
     arrays = [table_RxD, slots_C, rows_CxD, inverse_NxH] + ([] if weights_NxH is None else [weights_NxH])
-    table, slots, rows, inverse, *weights = _vary_alike(*arrays)
+    table, slots, rows, inverse, *weights = vary_alike(*arrays)
     return _table_bags(table, slots, rows, inverse, weights[0] if weights else None)
 
 
@@ -208,11 +208,39 @@ def dense(x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, *, 
     """
     arrays = [x_BxK, kernel_KxN] + ([] if bias_N is None else [bias_N])
     # As in `bags`: what is replicated gets the sum of its gradients.
-    x, kernel, *bias = _vary_alike(*arrays)
+    x, kernel, *bias = vary_alike(*arrays)
     return _dense(x, kernel, bias[0] if bias else None, relu)
 
 
-def _vary_alike(*arrays: jax.Array) -> list[jax.Array]:
+def dense_forward(x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, *, relu: bool) -> jax.Array:
+    """The first of the three products of `dense`, not differentiable: act(x W + b)."""
+    result = ((x_BxK.shape[0], kernel_KxN.shape[1]), x_BxK.dtype)
+    bias = jnp.zeros(0, jnp.float32) if bias_N is None else bias_N  # [0]: none
+    return _call_for("dense_forward", [result], x_BxK, kernel_KxN, bias, relu=relu)[0]
+
+
+def dense_into_input(kernel_KxN: jax.Array, y_BxN: jax.Array | None, grads_BxN: jax.Array) -> jax.Array:
+    """The second one: the gradient of x, [B, K], from that of y. `y_BxN` is the layer's result; None without ReLU."""
+    shape = (grads_BxN.shape[0], kernel_KxN.shape[0])
+    return _call("dense_into_input", shape, kernel_KxN, _mask(y_BxN, grads_BxN), grads_BxN)
+
+
+def dense_into_kernel(
+    x_BxK: jax.Array, y_BxN: jax.Array | None, grads_BxN: jax.Array, *, biased: bool
+) -> tuple[jax.Array, jax.Array | None]:
+    """The third one: the float32 gradients of W and, if the layer is `biased`, of b; None else."""
+    N = grads_BxN.shape[1]
+    grads = [((x_BxK.shape[1], N), jnp.float32), ((N if biased else 0,), jnp.float32)]
+    into_kernel, into_bias = _call_for("dense_into_kernel", grads, x_BxK, _mask(y_BxN, grads_BxN), grads_BxN)
+    return into_kernel, into_bias if biased else None
+
+
+def _mask(y_BxN: jax.Array | None, grads_BxN: jax.Array) -> jax.Array:
+    """What is above 0 where gradients go through a ReLU; [0, 0]: everywhere."""
+    return jnp.zeros((0, 0), grads_BxN.dtype) if y_BxN is None else y_BxN
+
+
+def vary_alike(*arrays: jax.Array) -> list[jax.Array]:
     """The arrays, varying over the same mesh axes; outside of shard_map they are as they were."""
     each = [jax.typeof(x).manual_axis_type.varying for x in arrays]
     every = frozenset().union(*each)
@@ -237,7 +265,7 @@ def _call_for(
     `aliases` says which operand's memory a result takes: number of the operand -> number of the result.
     """
     assert installed(), "ask available() first"
-    alike = _vary_alike(*operands)
+    alike = vary_alike(*operands)
     like = jax.typeof(alike[-1])
     where = NamedSharding(like.sharding.mesh, PartitionSpec()) if like.manual_axis_type.varying else None
     wanted = [
@@ -310,25 +338,21 @@ _table_bags.defvjp(_table_bags_forward, _table_bags_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _dense(x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool) -> jax.Array:
-    result = ((x_BxK.shape[0], kernel_KxN.shape[1]), x_BxK.dtype)
-    bias = jnp.zeros(0, jnp.float32) if bias_N is None else bias_N  # [0]: none
-    return _call_for("dense_forward", [result], x_BxK, kernel_KxN, bias, relu=relu)[0]
+    return dense_forward(x_BxK, kernel_KxN, bias_N, relu=relu)
 
 
 def _dense_forward(
     x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool
 ) -> tuple[jax.Array, Any]:
     y_BxN = _dense(x_BxK, kernel_KxN, bias_N, relu)
-    return y_BxN, (x_BxK, kernel_KxN, bias_N, y_BxN if relu else jnp.zeros((0, 0), y_BxN.dtype))
+    return y_BxN, (x_BxK, kernel_KxN, bias_N, y_BxN if relu else None)
 
 
 def _dense_backward(relu: bool, kept: Any, cotangents_BxN: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    x_BxK, kernel_KxN, bias_N, mask = kept
+    x_BxK, kernel_KxN, bias_N, y_BxN = kept
     # Two calls, so that the compiler drops the first where nobody wants it: below the first layer.
-    into_x = _call("dense_into_input", x_BxK.shape, kernel_KxN, mask, cotangents_BxN)
-    grads = [(kernel_KxN.shape, jnp.float32), ((0,) if bias_N is None else bias_N.shape, jnp.float32)]
-    into_kernel, into_bias = _call_for("dense_into_kernel", grads, x_BxK, mask, cotangents_BxN)
-    return into_x, into_kernel, None if bias_N is None else into_bias
+    into_x = dense_into_input(kernel_KxN, y_BxN, cotangents_BxN)
+    return into_x, *dense_into_kernel(x_BxK, y_BxN, cotangents_BxN, biased=bias_N is not None)
 
 
 _dense.defvjp(_dense_forward, _dense_backward)

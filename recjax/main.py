@@ -22,7 +22,7 @@ from recjax.serving.labelled_rows import with_rows
 from recjax.settings import assignments
 from recjax.settings.from_python import require_config
 from recjax.tiers.report import in_short
-from recjax.train import evaluation, origins, planned, preflight
+from recjax.train import evaluation, origins, planned, preflight, products
 from recjax.train.agreement import StopRequested
 from recjax.train.callbacks import Evaluate, SaveCheckpoint
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
@@ -75,7 +75,7 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
     with RunFolder(path, config) if main else ReadOnlyRunFolder(path) as folder, asked_to_stop() as stop:
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
             stop.steps = checkpoints.steps
-            used = planned.kept(origins.found(config, path, distributed.note), path)
+            used = products.kept(planned.kept(origins.found(config, path, distributed.note), path), path)
             trainer = build_trainer(used, splits=("train", "test"))
             preflight.require_alike(trainer, path)
             for remark in [*remarks(used, trainer), *(trainer.tier.rows.about() if trainer.tier else ())]:
@@ -89,6 +89,7 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
                 keep(trainer.source, folder.path / KEPT)
                 if trainer.chosen is not None:
                     planned.keep(folder.path, used, trainer.chosen, trainer.mesh)
+                products.keep(folder.path, config, used, trainer.products)
             with _metrics(folder.path, config, progress, undone) if main else NoMetrics() as file:
                 log = StepLog(trainer, file, stop)
                 callbacks = (Evaluate(trainer, log, stop), SaveCheckpoint(trainer, checkpoints, log))

@@ -31,8 +31,8 @@ from support.problems import (
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import Adagrad, Adam, Ftrl, PartialRowWiseAdam, RowWiseAdagrad, Sgd
 from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.models.dense import Precision, dense
 from recjax.models.dlrm import DLRMConfig
-from recjax.models.layers import Precision, dense
 from recjax.parallel.mesh import Share
 from recjax.train.routers import DeviceRouter, HostRouter, InFlight
 

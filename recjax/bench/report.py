@@ -15,10 +15,12 @@ def to_text(result: dict[str, Any]) -> str:
     """Speeds and ratios, then what each precision's step consists of."""
     s = result["setup"]
     busy = s["cpu_share_of_others"]
+    versions = s["versions"]
     lines = [
         f"{s['model']}, {s['tables']} tables with {s['rows']:,} rows in all, D={s['dim']}, {s['ids_per_sample']} ids a "
         f"sample, batch {s['batch_size']:,}, {s['devices']} device(s) ({s['device']}), {s['threads']} thread(s)",
-        f"Python {s['versions']['python']}, JAX {s['versions']['jax']}, kernels: {s['versions']['kernels']}"
+        f"Python {versions['python']}, JAX {versions['jax']}, kernels: {versions['kernels']}, dense products: "
+        + s["products"]
         + ("" if busy is None else f"; other processes took {busy:.0%} of the CPU meanwhile"),
     ]
     if "peer" in result:

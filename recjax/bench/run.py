@@ -20,6 +20,7 @@ from recjax.bench.timing import Ours, Round, spread
 from recjax.comms import profile
 from recjax.config.run import ComputeDtype, RunConfig
 from recjax.errors import ConfigError, TrainingError
+from recjax.train.products import in_words
 from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils import log, processor
@@ -230,4 +231,5 @@ def _about(trainer: Trainer, options: Options, busy: float | None) -> dict[str, 
         "steps_per_round": options.steps,
         "cpu_share_of_others": busy,
         "versions": {"python": platform.python_version(), "jax": jax.__version__, "kernels": kernels.variant()},
+        "products": in_words(trainer.products, trainer.mesh),
     }

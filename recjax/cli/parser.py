@@ -240,6 +240,8 @@ def make_parser() -> argparse.ArgumentParser:
     bench.add_argument("--peer-python", metavar="PATH", help="Python that has the peer (default: this one)")
     bench.add_argument("--profile", type=expanded, metavar="DIR", help="also keep the profiler's traces there")
 
+    bench.add_argument("--products", type=expanded, metavar="FILE", help="measure instead who is fastest at each dense "
+                       "layer, the kernels, XLA or oneDNN, into a table for train.products (CPU)")  # fmt: skip
     bench.add_argument("--serve", action="store_true", help="measure the answers of a service instead, under load that "
                        "comes at random times: --qps, --candidates, --seconds, --http")  # fmt: skip
     bench.add_argument("--qps", type=_numbers(float), default=[20, 50, 100], metavar="A,B", help="requests a second")

@@ -160,6 +160,9 @@ def bench(options: argparse.Namespace) -> None:
     if options.serve:
         bench_serve(options)
         return
+    if options.products:
+        bench_products(options)
+        return
     from recjax.bench import report
     from recjax.bench.run import Options, bench
     from recjax.config import presets
@@ -168,6 +171,22 @@ def bench(options: argparse.Namespace) -> None:
     how = Options(options.against, options.rounds, options.steps, options.peer_python, options.profile)
     result = bench(config, how)
     write_result(options, result, lambda: report.to_text(result))
+
+
+def bench_products(options: argparse.Namespace) -> None:
+    """Measures the products of dense layers."""
+    from recjax.bench import products
+    from recjax.config import presets
+    from recjax.planning.calibrate import wait_for_each
+
+    if options.against or options.profile:
+        raise ConfigError("--products measures layers alone: leave out --against and --profile, or it.")
+    if options.products.is_dir() or not options.products.absolute().parent.is_dir():
+        raise ConfigError(f"--products {options.products} cannot be written: name a file in a folder that exists.")
+    wait_for_each()
+    config = presets.load(options.preset, options.overrides)
+    result = products.measure(config, options.rounds, options.products)
+    write_result(options, result, lambda: products.to_text(result))
 
 
 def bench_serve(options: argparse.Namespace) -> None:

@@ -199,4 +199,5 @@ FREE_ON_RESUME = (
     "train.workers",
     "train.routing",
     "train.compile_ahead",
+    "train.products",
 )

@@ -176,6 +176,10 @@ class TrainConfig:
     # Compile the program for larger arrays beside the training, before a batch needs it: changes no number. auto: on
     # TPUs
     compile_ahead: Literal["auto", "always", "never"] = "auto"
+    # Who computes the products of dense layers on CPUs: kernels, xla, onednn, or a table of `recjax bench PRESET
+    # --products FILE`, which says who was fastest. auto: the kernels where they are installed, else XLA. Changes the
+    # last bits of numbers
+    products: str = "auto"
 
     def __post_init__(self) -> None:
         sizes = ("batch_size", "eval_batch_size", "shuffle_blocks", "accumulate")

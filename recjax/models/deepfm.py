@@ -11,7 +11,8 @@ from flax import nnx
 
 from recjax.embedding.optim import SparseOptimizer
 from recjax.errors import ConfigError
-from recjax.models.layers import FirstOrder, Mlp, check_logit, embedded, full_precision, pair_sum, unequal
+from recjax.models.dense import full_precision
+from recjax.models.layers import FirstOrder, Mlp, check_logit, embedded, pair_sum, unequal
 from recjax.models.stateful import check_rate
 
 FACTOR_SCALE = 0.1  # standard deviation of the initial factors of dense features, libFM's default

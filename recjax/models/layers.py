@@ -13,15 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.experimental.layout import Layout, with_layout_constraint
 
 from recjax import kernels
 from recjax.errors import ConfigError
+from recjax.models.dense import Precision, dense, full_precision, rounding
+from recjax.models.products import Products
 from recjax.models.stateful import BatchNorm, Dropout
-from recjax.utils.platforms import target_platform
 
 LINEAR = ".linear"  # ends the name of the first-order lookup of the feature that stands before it
-Precision = jax.lax.Precision
 _precision = contextvars.ContextVar("precision", default=Precision.HIGHEST)
 
 
@@ -79,18 +78,6 @@ def embedded(dims: dict[str, int]) -> dict[str, int]:
     return plain
 
 
-def full_precision(dtype: Any) -> Any:
-    """The dtype of logits: float32 at least. bfloat16 has 8 bits: scores would tie, and sums lose their terms."""
-    return jnp.float64 if dtype == jnp.float64 else jnp.float32
-
-
-def _rounding(factor: jax.Array, precision: Precision) -> Precision | jax.lax.DotAlgorithmPreset:
-    """Returns the precision of a product: to XLA for GPUs HIGH means one thing in a library, another in Triton."""
-    if precision == Precision.HIGH and factor.dtype == jnp.float32 and target_platform() == "gpu":
-        return jax.lax.DotAlgorithmPreset.TF32_TF32_F32
-    return precision
-
-
 class Linear(nnx.Module):
     """y = x W + b, with W [inputs, outputs] in `kernel` and b [outputs] in `bias` (None without); perhaps ReLU of it.
 
@@ -117,64 +104,12 @@ class Linear(nnx.Module):
         self.relu = relu
         self.dtype = dtype
         self.precision = chosen_precision()
+        self.products: Products | None = None  # who computes them; see `dense`
 
     def __call__(self, x_BxK: jax.Array) -> jax.Array:
         """[b, inputs] -> [b, outputs], in the dtype of the computation."""
         bias_N = None if self.bias is None else self.bias[...]
-        return dense(x_BxK.astype(self.dtype), self.kernel[...], bias_N, self.relu, self.precision)
-
-
-def dense(
-    x_BxK: jax.Array,
-    kernel_KxN: jax.Array,
-    bias_N: jax.Array | None,
-    relu: bool,
-    precision: Precision = Precision.HIGHEST,
-) -> jax.Array:
-    """A dense layer, x W + b or ReLU of it: [b, N] in the dtype of x. W and b are float32."""
-    if kernels.available(x_BxK.dtype):
-        return kernels.dense(x_BxK, kernel_KxN, bias_N, relu=relu)
-    return _dense(x_BxK, kernel_KxN, bias_N, relu, precision)
-
-
-def _dense(
-    x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool, precision: Precision
-) -> jax.Array:
-    y_BxN = _product(x_BxK, kernel_KxN, precision)
-    if bias_N is not None:
-        y_BxN += bias_N.astype(y_BxN.dtype)[None]
-    y_BxN = y_BxN.astype(x_BxK.dtype)
-    return jax.nn.relu(y_BxN) if relu else y_BxN
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _product(x_BxK: jax.Array, kernel_KxN: jax.Array, precision: Precision) -> jax.Array:
-    """The product x W in the dtype of x, added up and given in `full_precision`; so are the gradients of W."""
-    return _dot(x_BxK, kernel_KxN.astype(x_BxK.dtype), 1, 0, precision)
-
-
-def _product_forward(x_BxK: jax.Array, kernel_KxN: jax.Array, precision: Precision) -> tuple[jax.Array, Any]:
-    return _product(x_BxK, kernel_KxN, precision), (x_BxK, kernel_KxN)
-
-
-def _product_backward(precision: Precision, saved: Any, grads_BxN: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x_BxK, kernel_KxN = saved
-    grads_BxN = grads_BxN.astype(x_BxK.dtype)
-    into_x_BxK = _dot(grads_BxN, kernel_KxN.astype(x_BxK.dtype), 1, 1, precision).astype(x_BxK.dtype)
-    if x_BxK.dtype == jnp.bfloat16 and target_platform() == "cpu":
-        # XLA's fast bfloat16 product wants the summed dimension last in memory; else it takes twice as long.
-        x_KxB = with_layout_constraint(x_BxK.T, Layout((0, 1)))
-        return into_x_BxK, _dot(x_KxB, grads_BxN, 1, 0, precision).astype(kernel_KxN.dtype)
-    return into_x_BxK, _dot(x_BxK, grads_BxN, 0, 0, precision).astype(kernel_KxN.dtype)
-
-
-_product.defvjp(_product_forward, _product_backward)
-
-
-def _dot(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int, precision: Precision) -> jax.Array:
-    axes = (((left_axis,), (right_axis,)), ((), ()))
-    wide = full_precision(left.dtype)
-    return jax.lax.dot_general(left, right, axes, precision=_rounding(left, precision), preferred_element_type=wide)
+        return dense(x_BxK.astype(self.dtype), self.kernel[...], bias_N, self.relu, self.precision, self.products)
 
 
 def linear(inputs: int, outputs: int, *, relu: bool = False, dtype: Any, rngs: nnx.Rngs) -> Linear:
@@ -249,8 +184,8 @@ def dot_interaction(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _dot_interaction(vectors_BxFxD: jax.Array, itself: bool, precision: Precision) -> jax.Array:
     i, j = _triangle(vectors_BxFxD.shape[1], itself)
-    rounding = _rounding(vectors_BxFxD, precision)
-    products_BxFxF = jnp.einsum("bid,bjd->bij", vectors_BxFxD, vectors_BxFxD, precision=rounding)
+    rounded = rounding(vectors_BxFxD, precision)
+    products_BxFxF = jnp.einsum("bid,bjd->bij", vectors_BxFxD, vectors_BxFxD, precision=rounded)
     return products_BxFxF.reshape(products_BxFxF.shape[0], -1)[:, i * vectors_BxFxD.shape[1] + j]
 
 
@@ -271,8 +206,8 @@ def _dot_interaction_backward(
     at_FxF[i, j] = at_FxF[j, i] = np.arange(P)
     padded_BxQ = jnp.pad(grads_BxP, ((0, 0), (0, 1)))
     grads_BxFxF = padded_BxQ[:, at_FxF.ravel()].reshape(-1, F, F) * (1 + np.eye(F, dtype=grads_BxP.dtype))[None]
-    rounding = _rounding(vectors_BxFxD, precision)
-    return (jnp.einsum("bij,bjd->bid", grads_BxFxF, vectors_BxFxD, precision=rounding),)
+    rounded = rounding(vectors_BxFxD, precision)
+    return (jnp.einsum("bij,bjd->bid", grads_BxFxF, vectors_BxFxD, precision=rounded),)
 
 
 _dot_interaction.defvjp(_dot_interaction_forward, _dot_interaction_backward)

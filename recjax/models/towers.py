@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from recjax.models.layers import Linear, Mlp, full_precision, linear
+from recjax.models.dense import full_precision
+from recjax.models.layers import Linear, Mlp, linear
 
 
 class Joined(nnx.Module):

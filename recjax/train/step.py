@@ -65,6 +65,7 @@ def make_train_step(
     options: StepOptions = PLAIN,
     dense: Dense = REPLICATED,
     tasks: Tasks = (),
+    compiler_options: dict[str, Any] | None = None,
 ) -> jax.stages.Wrapped:
     """Returns the jitted training step. It donates the state and works on the tables in place.
 
@@ -141,11 +142,17 @@ def make_train_step(
 
     specs = state_specs(bound, dense, options.late)
     mapped = jax.shard_map(train_step, mesh=mesh, in_specs=(specs, P(BATCH_AXES)), out_specs=(specs, P()))
-    return jax.jit(mapped, donate_argnums=0)
+    return jax.jit(mapped, donate_argnums=0, compiler_options=compiler_options)
 
 
 def make_predict(
-    graphdef: Any, bound: BoundPlan, mesh: Mesh, dense: Dense = REPLICATED, tasks: Tasks = (), late: bool = False
+    graphdef: Any,
+    bound: BoundPlan,
+    mesh: Mesh,
+    dense: Dense = REPLICATED,
+    tasks: Tasks = (),
+    late: bool = False,
+    compiler_options: dict[str, Any] | None = None,
 ) -> jax.stages.Wrapped:
     """Returns the jitted forward pass: predict(state, inputs) -> logits [N * b], split over the mesh.
 
@@ -165,7 +172,8 @@ def make_predict(
         return forward.outputs(params, state.module, looked_up, tables, inputs)
 
     specs = (state_specs(bound, dense, late), P(BATCH_AXES))
-    return jax.jit(jax.shard_map(predict, mesh=mesh, in_specs=specs, out_specs=P(BATCH_AXES)))
+    mapped = jax.shard_map(predict, mesh=mesh, in_specs=specs, out_specs=P(BATCH_AXES))
+    return jax.jit(mapped, compiler_options=compiler_options)
 
 
 def state_specs(bound: BoundPlan, dense: Dense = REPLICATED, late: bool = False) -> Any:

@@ -31,7 +31,9 @@ from recjax.embedding.plan import Plan
 from recjax.embedding.routing import capacity, host
 from recjax.embedding.routing.ordered import OrderedStage, SlotLookup
 from recjax.errors import ConfigError
-from recjax.models.layers import Precision, products_in
+from recjax.models.dense import Precision
+from recjax.models.layers import products_in
+from recjax.models.products import Products, compiler_options
 from recjax.parallel import watchdog
 from recjax.parallel.malloc import return_memory
 from recjax.parallel.mesh import AXES, make_mesh, own
@@ -52,6 +54,7 @@ from recjax.train.inputs import InputStream
 from recjax.train.module import asks_for_samples, built
 from recjax.train.named_rows import gather_named, list_named
 from recjax.train.planned import plan_of
+from recjax.train.products import set_products
 from recjax.train.routers import InFlight
 from recjax.train.state import TrainState
 from recjax.train.step import Metrics, StepOptions, make_predict, make_train_step
@@ -81,6 +84,7 @@ class Trainer:
       chosen: what a planner has chosen for it, if one has; see `recjax.train.planned`.
       tier: the rows that are not on the devices, if not all are. It does change, with the newest state.
       ids: which keys have which rows, if some tables give rows to keys. It changes likewise.
+      products: who computes those of dense layers, if `train.products` chooses.
     """
 
     config: RunConfig
@@ -98,6 +102,7 @@ class Trainer:
     chosen: Answer | None = None
     tier: Tier | None = None
     ids: DynamicTables | None = None
+    products: Products | None = None
 
     def init_state(self) -> TrainState:
         """Returns the state before the first step."""
@@ -155,14 +160,15 @@ class Trainer:
     @functools.cached_property
     def step_program(self) -> jax.stages.Wrapped:
         """The jitted training step: see `make_train_step`."""
-        how = (self.options, self.dense, self.tasks)
+        how = (self.options, self.dense, self.tasks, compiler_options(self.products))
         return make_train_step(nnx.graphdef(self.model), self.bound, self.mesh, self.tx, *how)
 
     @functools.cached_property
     def predict_program(self) -> jax.stages.Wrapped:
         """The jitted forward pass: see `make_predict`."""
         bound = self.reading.bound if self.tier else self.bound
-        return make_predict(nnx.graphdef(self.model), bound, self.mesh, self.dense, self.tasks, self.options.late)
+        how = (self.dense, self.tasks, self.options.late, compiler_options(self.products))
+        return make_predict(nnx.graphdef(self.model), bound, self.mesh, *how)
 
     def train_step(self, state: TrainState, inputs: StepInputs) -> tuple[TrainState, Metrics]:
         """Dispatches one training step, which takes the place of `state`; nothing is awaited.
@@ -458,6 +464,7 @@ def build_trainer(
     tensorfloat32 = config.compute_dtype == "tensorfloat32"
     with products_in(Precision.HIGH if tensorfloat32 else Precision.HIGHEST):
         model = built(config.model, build if weights else functools.partial(nnx.eval_shape, build))
+    products = set_products(model, config, mesh)
     independent = config.train.replica_sync != "exact"
     held = config.embedding
     if held.ragged and mesh.devices.flat[0].platform == "cpu":
@@ -492,4 +499,4 @@ def build_trainer(
     late = train.dense_delay > 0
     options = StepOptions(train.clip_norm, train.accumulate, train.schedule.factor, config.seed, per_sample, late)
     made = (config, source, mesh, plan, bound, model, tx, dtype, dense, options)
-    return Trainer(*made, tasks=tasks, chosen=chosen, tier=tier, ids=ids)
+    return Trainer(*made, tasks=tasks, chosen=chosen, tier=tier, ids=ids, products=products)

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 
 from recjax.cli.main import main as recjax
-from recjax.models import layers
+from recjax.models import dense, layers
 
 FORMATS = ("float32", "tensorfloat32", "bfloat16")
-_dot = layers._dot
+_dot = dense._dot
 
 
 def _rounded(x: jax.Array) -> jax.Array:
@@ -29,7 +29,7 @@ def _rounded(x: jax.Array) -> jax.Array:
 
 
 def _rounding_dot(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int, precision: Any) -> jax.Array:
-    if precision == layers.Precision.HIGH:
+    if precision == dense.Precision.HIGH:
         left, right = _rounded(left), _rounded(right)
     return _dot(left, right, left_axis, right_axis, precision)
 
@@ -42,7 +42,7 @@ class _Rounding:
 
     def einsum(self, how: str, *factors: jax.Array, precision: Any) -> jax.Array:
         """`jnp.einsum` of rounded factors."""
-        if precision == layers.Precision.HIGH:
+        if precision == dense.Precision.HIGH:
             factors = tuple(map(_rounded, factors))
         return jnp.einsum(how, *factors, precision=precision)
 
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
-    layers._dot = _rounding_dot
+    dense._dot = _rounding_dot
     layers.jnp = _Rounding()  # type: ignore[assignment, attr-defined]
     for of in FORMATS:
         found = []

@@ -27,7 +27,8 @@ import numpy as np
 
 from recjax import kernels
 from recjax.embedding.pooling import sum_bags
-from recjax.models.layers import dense, dot_interaction
+from recjax.models.dense import dense
+from recjax.models.layers import dot_interaction
 from recjax.train.run.summary import versions
 
 TABLES, ROWS, IDS = 26, 1_000_000, 10

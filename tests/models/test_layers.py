@@ -11,9 +11,10 @@ from support.problems import equations
 
 import recjax
 from recjax import kernels
-from recjax.models import layers
+from recjax.models import dense
+from recjax.models.dense import Precision
 from recjax.models.dlrm import DLRMConfig
-from recjax.models.layers import Precision, products_in
+from recjax.models.layers import products_in
 from recjax.train.compile_only import abstract_inputs, abstract_state
 from recjax.train.trainer import build_trainer
 
@@ -48,7 +49,7 @@ TF32 = jax.lax.DotAlgorithmPreset.TF32_TF32_F32
     ],
 )
 def test_every_product_has_the_precision_that_its_model_was_built_with(precision, platform, expected, monkeypatch):
-    monkeypatch.setattr(layers, "target_platform", lambda: platform)
+    monkeypatch.setattr(dense, "target_platform", lambda: platform)
     graphdef, params = nnx.split(built(precision))
     pooled = {"a": jnp.ones((2, 4)), "b": jnp.ones((2, 4))}
     loss = jax.grad(lambda params, x, pooled: nnx.merge(graphdef, params)(x, pooled).sum(), argnums=(0, 2))

@@ -14,7 +14,7 @@ from recjax.data.source import BlockSource
 from recjax.data.storage.run_snapshot import refuse_other_values
 from recjax.embedding.plan_choice import is_file
 from recjax.errors import ConfigError, TrainingError
-from recjax.train import origins, planned
+from recjax.train import origins, planned, products
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.progress import resume
 from recjax.train.run.folder import changes, read_config
@@ -63,7 +63,7 @@ def open_run(
         )
     if is_file(config.plan) and config.plan == trained.plan and (run / origins.PLAN).is_file():
         config = dataclasses.replace(config, plan=str(run / origins.PLAN))  # its path was another machine's, maybe
-    used = planned.kept(origins.found(config, run, report, needs_data=source is None), run)
+    used = products.kept(planned.kept(origins.found(config, run, report, needs_data=source is None), run), run)
     trainer = build_trainer(used, source, splits)
     with Checkpoints(run / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
         resumed = use_checkpoint(checkpoints, step, report, functools.partial(resume, trainer))

@@ -12,6 +12,7 @@ from recjax import __version__, kernels, settings
 from recjax.config.run import FREE_ON_RESUME
 from recjax.data.baselines import constants
 from recjax.train.loop import Outcome
+from recjax.train.products import in_words
 from recjax.train.run.writers import OF_TASKS, TITLES, results_table
 from recjax.train.tasks import choice_of
 from recjax.train.trainer import Trainer
@@ -62,6 +63,7 @@ def summarise(
         "compile_ahead_s": round(outcome.compile_ahead_s, 1),
         "config_hash": settings.config_hash(config, FREE_ON_RESUME),
         "versions": versions(),
+        "products": in_words(trainer.products, trainer.mesh),
     }
 
 

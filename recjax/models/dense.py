@@ -1,0 +1,165 @@
+"""A dense layer's three products, y = act(x W + b) and the gradients of x and W, by XLA or by the optional kernels."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
+
+from recjax import kernels
+from recjax.models.products import BY_KERNELS, BY_XLA, LayerShape, Products, Way, Ways
+from recjax.utils.platforms import target_platform
+
+Precision = jax.lax.Precision
+
+
+def full_precision(dtype: Any) -> Any:
+    """The dtype of logits: float32 at least. bfloat16 has 8 bits: scores would tie, and sums lose their terms."""
+    return jnp.float64 if dtype == jnp.float64 else jnp.float32
+
+
+def rounding(factor: jax.Array, precision: Precision) -> Precision | jax.lax.DotAlgorithmPreset:
+    """Returns the precision of a product: to XLA for GPUs HIGH means one thing in a library, another in Triton."""
+    if precision == Precision.HIGH and factor.dtype == jnp.float32 and target_platform() == "gpu":
+        return jax.lax.DotAlgorithmPreset.TF32_TF32_F32
+    return precision
+
+
+def dense(
+    x_BxK: jax.Array,
+    kernel_KxN: jax.Array,
+    bias_N: jax.Array | None,
+    relu: bool,
+    precision: Precision = Precision.HIGHEST,
+    products: Products | None = None,
+) -> jax.Array:
+    """A dense layer, x W + b or ReLU of it: [b, N] in the dtype of x. W and b are float32.
+
+    On CPUs `products` says which of its three products the optional kernels compute; None: all, if they are there.
+    """
+    if not kernels.available(x_BxK.dtype):
+        return _dense(x_BxK, kernel_KxN, bias_N, relu, precision)
+    shape = LayerShape(*x_BxK.shape, kernel_KxN.shape[1], str(x_BxK.dtype))
+    ways = BY_KERNELS if products is None else products.of(shape)
+    if ways == BY_KERNELS:
+        return kernels.dense(x_BxK, kernel_KxN, bias_N, relu=relu)
+    if ways == BY_XLA:
+        return _dense(x_BxK, kernel_KxN, bias_N, relu, precision)
+    arrays = [x_BxK, kernel_KxN] + ([] if bias_N is None else [bias_N])
+    x, kernel, *bias = kernels.vary_alike(*arrays)
+    return _mixed(x, kernel, bias[0] if bias else None, relu, precision, ways)
+
+
+def _dense(
+    x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool, precision: Precision
+) -> jax.Array:
+    y_BxN = _product(x_BxK, kernel_KxN, precision)
+    if bias_N is not None:
+        y_BxN += bias_N.astype(y_BxN.dtype)[None]
+    y_BxN = y_BxN.astype(x_BxK.dtype)
+    return jax.nn.relu(y_BxN) if relu else y_BxN
+
+
+def forward_by(
+    way: Way, x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool, precision: Precision
+) -> jax.Array:
+    """Returns what `dense` does, by the kernels or by XLA, not differentiable."""
+    if way == "kernels":
+        return kernels.dense_forward(x_BxK, kernel_KxN, bias_N, relu=relu)
+    return _dense(x_BxK, kernel_KxN, bias_N, relu, precision)
+
+
+def into_input_by(
+    way: Way, kernel_KxN: jax.Array, y_BxN: jax.Array | None, grads_BxN: jax.Array, precision: Precision
+) -> jax.Array:
+    """Returns the gradient of a layer's x from that of its result y, which is None without ReLU: [b, K]."""
+    if way == "kernels":
+        return kernels.dense_into_input(kernel_KxN, y_BxN, grads_BxN)
+    return _product_into_input(kernel_KxN, _through_relu(y_BxN, grads_BxN), precision)
+
+
+def into_kernel_by(
+    way: Way,
+    x_BxK: jax.Array,
+    y_BxN: jax.Array | None,
+    grads_BxN: jax.Array,
+    biased: bool,
+    precision: Precision,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the gradients of W and b, likewise; the latter is None where the layer is not `biased`."""
+    if way == "kernels":
+        return kernels.dense_into_kernel(x_BxK, y_BxN, grads_BxN, biased=biased)
+    passed_BxN = _through_relu(y_BxN, grads_BxN)
+    into_bias = jnp.sum(passed_BxN.astype(jnp.float32), axis=0) if biased else None
+    return _product_into_kernel(x_BxK, passed_BxN, precision).astype(jnp.float32), into_bias
+
+
+def _through_relu(y_BxN: jax.Array | None, grads_BxN: jax.Array) -> jax.Array:
+    return grads_BxN if y_BxN is None else jnp.where(y_BxN > 0, grads_BxN, 0)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def _mixed(
+    x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool, precision: Precision, ways: Ways
+) -> jax.Array:
+    """A layer of which the kernels compute some products and XLA the others."""
+    return forward_by(ways.forward, x_BxK, kernel_KxN, bias_N, relu, precision)
+
+
+def _mixed_forward(
+    x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool, precision: Precision, ways: Ways
+) -> tuple[jax.Array, Any]:
+    y_BxN = _mixed(x_BxK, kernel_KxN, bias_N, relu, precision, ways)
+    return y_BxN, (x_BxK, kernel_KxN, bias_N, y_BxN if relu else None)
+
+
+def _mixed_backward(relu: bool, precision: Precision, ways: Ways, saved: Any, grads_BxN: jax.Array) -> Any:
+    x_BxK, kernel_KxN, bias_N, y_BxN = saved
+    into_x = into_input_by(ways.into_input, kernel_KxN, y_BxN, grads_BxN, precision)
+    return into_x, *into_kernel_by(ways.into_kernel, x_BxK, y_BxN, grads_BxN, bias_N is not None, precision)
+
+
+_mixed.defvjp(_mixed_forward, _mixed_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _product(x_BxK: jax.Array, kernel_KxN: jax.Array, precision: Precision) -> jax.Array:
+    """The product x W in the dtype of x, added up and given in `full_precision`; so are the gradients of W."""
+    return _dot(x_BxK, kernel_KxN.astype(x_BxK.dtype), 1, 0, precision)
+
+
+def _product_forward(x_BxK: jax.Array, kernel_KxN: jax.Array, precision: Precision) -> tuple[jax.Array, Any]:
+    return _product(x_BxK, kernel_KxN, precision), (x_BxK, kernel_KxN)
+
+
+def _product_backward(precision: Precision, saved: Any, grads_BxN: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x_BxK, kernel_KxN = saved
+    grads_BxN = grads_BxN.astype(x_BxK.dtype)
+    into_x_BxK = _product_into_input(kernel_KxN, grads_BxN, precision)
+    return into_x_BxK, _product_into_kernel(x_BxK, grads_BxN, precision).astype(kernel_KxN.dtype)
+
+
+def _product_into_input(kernel_KxN: jax.Array, grads_BxN: jax.Array, precision: Precision) -> jax.Array:
+    dtype = grads_BxN.dtype
+    return _dot(grads_BxN, kernel_KxN.astype(dtype), 1, 1, precision).astype(dtype)
+
+
+def _product_into_kernel(x_BxK: jax.Array, grads_BxN: jax.Array, precision: Precision) -> jax.Array:
+    """The gradient of W, of `full_precision`."""
+    if x_BxK.dtype == jnp.bfloat16 and target_platform() == "cpu":
+        # XLA's fast bfloat16 product wants the summed dimension last in memory; else it takes twice as long.
+        x_KxB = with_layout_constraint(x_BxK.T, Layout((0, 1)))
+        return _dot(x_KxB, grads_BxN, 1, 0, precision)
+    return _dot(x_BxK, grads_BxN, 0, 0, precision)
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
+def _dot(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int, precision: Precision) -> jax.Array:
+    axes = (((left_axis,), (right_axis,)), ((), ()))
+    wide = full_precision(left.dtype)
+    return jax.lax.dot_general(left, right, axes, precision=rounding(left, precision), preferred_element_type=wide)
