@@ -1,8 +1,11 @@
 """The dense layers of recjax-kernels against float64, and against the plain layer."""
 
+import functools
+import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,20 +20,24 @@ from support.kernels import BF16, F32, check_sums
 from support.problems import mesh_of
 
 from recjax import kernels
+from recjax.models.dense import dense
 from recjax.models.layers import Linear
+from recjax.models.products import LayerShape, Products, Way, Ways
 from recjax.parallel.mesh import MODEL_AXES
 
 needs_them = pytest.mark.skipif(not kernels.installed(), reason="not installed: pip install ./kernels")
 
 
-def check_dense(B: int, K: int, N: int, dtype: Any, biased: bool, relu: bool) -> None:
+def check_dense(
+    B: int, K: int, N: int, dtype: Any, biased: bool, relu: bool, layer: Callable[..., Any] = kernels.dense
+) -> None:
     """Forward and gradients of a random layer against float64."""
     rng = np.random.default_rng(B + 7 * K + 31 * N)
     x = rng.standard_normal((B, K)).astype(dtype)
     kernel, bias = (rng.standard_normal(s).astype(np.float32) for s in ((K, N), (N,)))
     cotangent = rng.standard_normal((B, N)).astype(dtype)
     given = (jnp.asarray(x), jnp.asarray(kernel), jnp.asarray(bias) if biased else None)
-    y, back = jax.vjp(lambda *layer: kernels.dense(*layer, relu=relu), *given)
+    y, back = jax.vjp(functools.partial(layer, relu=relu), *given)
     into = back(jnp.asarray(cotangent))
     assert y.dtype == into[0].dtype == dtype and into[1].dtype == jnp.float32
 
@@ -51,6 +58,23 @@ def check_dense(B: int, K: int, N: int, dtype: Any, biased: bool, relu: bool) ->
 # pairs), odd and even; one output; one sample; enough for several threads; and nothing at all.
 LAYERS = [(1, 1, 1), (7, 13, 33), (15, 1027, 17), (30, 64, 16), (300, 41, 1), (1100, 29, 65), (3, 5, 1500)]
 LAYERS += [(5, 2051, 3), (700, 130, 120), (130, 1100, 70), (1100, 65, 40), (0, 3, 4), (3, 0, 4), (2, 3, 0)]
+
+
+@needs_them
+@pytest.mark.parametrize("ways", itertools.product(("kernels", "xla"), repeat=3), ids="-".join)
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_products_by_kernels_and_by_xla_make_one_layer(dtype: Any, ways: tuple[Way, Way, Way]) -> None:
+    layer = functools.partial(dense, products=Products(layers=((LayerShape(300, 41, 33, str(dtype)), Ways(*ways)),)))
+    for biased, relu in ((True, True), (False, True), (True, False)):
+        check_dense(300, 41, 33, dtype, biased, relu, layer)
+
+    def both_ways(x: Any, w: Any, b: Any, grads: Any) -> Any:
+        return jax.vjp(functools.partial(layer, relu=True), x, w, b)[1](grads)
+
+    x, grads = jnp.ones((300, 41), dtype), jnp.ones((300, 33), dtype)
+    text = str(jax.make_jaxpr(both_ways)(x, jnp.ones((41, 33)), jnp.ones(33), grads))
+    names = ("recjax_dense_forward", "recjax_dense_into_input", "recjax_dense_into_kernel")
+    assert [name in text for name in names] == [way == "kernels" for way in ways]
 
 
 @needs_them
