@@ -61,7 +61,7 @@ LAYERS += [(5, 2051, 3), (700, 130, 120), (130, 1100, 70), (1100, 65, 40), (0, 3
 
 
 @needs_them
-@pytest.mark.parametrize("ways", itertools.product(("kernels", "xla"), repeat=3), ids="-".join)
+@pytest.mark.parametrize("ways", list(itertools.product(("kernels", "xla"), repeat=3)), ids="-".join)
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_products_by_kernels_and_by_xla_make_one_layer(dtype: Any, ways: tuple[Way, Way, Way]) -> None:
     layer = functools.partial(dense, products=Products(layers=((LayerShape(300, 41, 33, str(dtype)), Ways(*ways)),)))

@@ -1,7 +1,7 @@
-"""Whole training steps by turns with dense products by the kernels, by XLA, by oneDNN and as a measured table chooses.
+"""Whole training steps by turns with dense products by the kernels, by XLA, by oneDNN and as measured tables choose.
 
     recjax bench bench_kaggle16 --products table.json
-    python tests/benchmarks/products.py bench_kaggle16 --table table.json --rounds 6 --steps 8
+    python tests/benchmarks/products.py bench_kaggle16 --tables table.json --rounds 6 --steps 8
 
 Prints samples/s and CPU milliseconds of a step, and the ratio of samples/s to that of the kernels round by round.
 """
@@ -28,13 +28,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("preset")
     parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--table", required=True, help="of recjax bench PRESET --products FILE")
+    parser.add_argument("--tables", nargs="+", required=True, help="of recjax bench PRESET --products FILE")
+    parser.add_argument("--ways", nargs="+", default=["kernels", "xla", *(["onednn"] if onednn_there() else [])])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=8)
     options = parser.parse_args()
     config = load(options.preset, *options.overrides)
     source = config.data.open()
-    ways = ["kernels", "xla", *(["onednn"] if onednn_there() else []), options.table]
+    ways = [*options.ways, *options.tables]
     sides: dict[str, Ours] = {}
     for way in ways:
         train = dataclasses.replace(config.train, products=way)
