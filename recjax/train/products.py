@@ -99,7 +99,7 @@ def _by_main(config: RunConfig, model: nnx.Module, mesh: Mesh) -> Products:
             answer = {"refused": str(error)}
     answer = json.loads(distributed.from_main("products", json.dumps(answer)))
     if "refused" in answer:
-        raise ConfigError(answer["refused"])
+        raise ConfigError(answer["refused"]).in_all()
     return _from_json(answer)
 
 
