@@ -42,7 +42,8 @@ def dense(
     """
     if not kernels.available(x_BxK.dtype):
         return _dense(x_BxK, kernel_KxN, bias_N, relu, precision)
-    shape = LayerShape(*x_BxK.shape, kernel_KxN.shape[1], str(x_BxK.dtype))
+    (rows, terms), columns = x_BxK.shape, kernel_KxN.shape[1]
+    shape = LayerShape(rows, terms, columns, str(x_BxK.dtype))
     ways = BY_KERNELS if products is None else products.of(shape)
     if ways == BY_KERNELS:
         return kernels.dense(x_BxK, kernel_KxN, bias_N, relu=relu)

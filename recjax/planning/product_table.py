@@ -165,7 +165,8 @@ def write(table: Table, path: Path) -> None:
 
 def shape_of(given: Any) -> LayerShape:
     """The sizes of a layer from a JSON object that has them among others (KeyError, TypeError, ValueError)."""
-    return LayerShape(*(_count(given[size]) for size in ("rows", "terms", "columns")), str(given["dtype"]))
+    rows, terms, columns = (_count(given[size]) for size in ("rows", "terms", "columns"))
+    return LayerShape(rows, terms, columns, str(given["dtype"]))
 
 
 def _count(given: Any) -> int:
