@@ -55,6 +55,7 @@ NOT_RUN = {
     r"^recjax simulate workload hoti2020": "half a minute: tests/studies/test_hoti2020.py",
     r"mesh.devices=64 --compile": "starts JAX with 64 devices: tests/bench/test_compile_report.py",
     r"^recjax trace.*(--vary|traces/plan/)": "a minute: tests/tracing/",
+    r"products\.json": "measures, for half a minute: tests/train/test_products.py",
     r"--measure": "half a minute: tests/planning/test_plan_predict.py",
 }
 
