@@ -236,7 +236,7 @@ def dense_into_kernel(
 
 
 def _mask(y_BxN: jax.Array | None, grads_BxN: jax.Array) -> jax.Array:
-    """What is above 0 where gradients go through a ReLU; [0, 0]: everywhere."""
+    """The array that is above 0 where gradients go through a ReLU; [0, 0]: everywhere."""
     return jnp.zeros((0, 0), grads_BxN.dtype) if y_BxN is None else y_BxN
 
 

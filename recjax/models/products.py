@@ -1,4 +1,4 @@
-"""Who computes the products of dense layers on CPUs: a choice by the sizes of a layer.
+"""Choice of the one who computes the products of a dense layer on CPUs, by its sizes.
 
 XLA's own products are those of YNNPACK or Eigen; a program may be compiled with oneDNN's in their place, where the JAX
 at hand has them.
@@ -50,7 +50,7 @@ class LayerShape:
 
 @dataclasses.dataclass(frozen=True)
 class Ways:
-    """Who computes the products of a layer: y = act(x W + b), the gradient of x, and those of W and b."""
+    """The ones who compute the products of a layer: y = act(x W + b), the gradient of x, and those of W and b."""
 
     forward: Way
     into_input: Way
@@ -68,7 +68,7 @@ PRODUCTS = tuple(field.name for field in dataclasses.fields(Ways))
 
 @dataclasses.dataclass(frozen=True)
 class Products:
-    """Who computes the products of a program.
+    """The ones who compute the products of a program.
 
     Attributes:
       onednn: whether XLA's are oneDNN's.
@@ -86,7 +86,7 @@ class Products:
 
     @property
     def compiler_options(self) -> dict[str, Any] | None:
-        """What programs are compiled with; None: nothing but what is usual."""
+        """Options that programs are compiled with; None: the usual ones."""
         return dict(_ONEDNN) if self.onednn else None
 
     def in_words(self) -> str:

@@ -1,4 +1,4 @@
-"""Who computes the products of a run's dense layers: as `train.products` says, or by a table that was measured.
+"""Choice of those who compute the products of a run's dense layers, as `train.products` says or by a measured table.
 
     RUN/products.json    what was chosen by a table: a run goes on with that, and is evaluated with it
 
@@ -138,7 +138,7 @@ def _read(choice: str) -> Any:
 
 
 def _recorded(choice: str) -> bool:
-    """Whether it is the path of what a run has chosen."""
+    """Returns whether it is the path of what a run has chosen."""
     given = _read(choice) if is_file(choice) else None
     return isinstance(given, dict) and given.get("format") == FORMAT
 
@@ -214,6 +214,6 @@ def _parse(given: Any, path: Path | str) -> tuple[dict[str, str], Products]:
         return machine, _from_json(given)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"{path} is damaged ({type(error).__name__}: {error}). Delete it: the run then chooses anew, by "
+            f"{path} is damaged ({type(error).__name__}: {error}). Delete it: the run then chooses again, by "
             "train.products."
         ) from error

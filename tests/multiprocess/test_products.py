@@ -1,4 +1,4 @@
-"""Who computes the products of dense layers is process 0's choice, and its refusal is that of all."""
+"""Process 0 chooses who computes the products of dense layers, and its refusal is that of all."""
 
 import subprocess
 import sys
