@@ -220,7 +220,7 @@ def dense_forward(x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | N
 
 
 def dense_into_input(kernel_KxN: jax.Array, y_BxN: jax.Array | None, grads_BxN: jax.Array) -> jax.Array:
-    """The second one: the gradient of x, [B, K], from that of y. `y_BxN` is the layer's result; None without ReLU."""
+    """The second one: the gradient of x, [B, K], from that of y, which is None without ReLU."""
     shape = (grads_BxN.shape[0], kernel_KxN.shape[0])
     return _call("dense_into_input", shape, kernel_KxN, _mask(y_BxN, grads_BxN), grads_BxN)
 
@@ -235,9 +235,9 @@ def dense_into_kernel(
     return into_kernel, into_bias if biased else None
 
 
-def _mask(y_BxN: jax.Array | None, grads_BxN: jax.Array) -> jax.Array:
+def _mask(y_BxN: jax.Array | None, like: jax.Array) -> jax.Array:
     """The array that is above 0 where gradients go through a ReLU; [0, 0]: everywhere."""
-    return jnp.zeros((0, 0), grads_BxN.dtype) if y_BxN is None else y_BxN
+    return jnp.zeros((0, 0), like.dtype) if y_BxN is None else y_BxN
 
 
 def vary_alike(*arrays: jax.Array) -> list[jax.Array]:
@@ -345,14 +345,14 @@ def _dense_forward(
     x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool
 ) -> tuple[jax.Array, Any]:
     y_BxN = _dense(x_BxK, kernel_KxN, bias_N, relu)
-    return y_BxN, (x_BxK, kernel_KxN, bias_N, y_BxN if relu else None)
+    return y_BxN, (x_BxK, kernel_KxN, bias_N, _mask(y_BxN if relu else None, y_BxN))
 
 
 def _dense_backward(relu: bool, kept: Any, cotangents_BxN: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    x_BxK, kernel_KxN, bias_N, y_BxN = kept
+    x_BxK, kernel_KxN, bias_N, mask = kept
     # Two calls, so that the compiler drops the first where nobody wants it: below the first layer.
-    into_x = dense_into_input(kernel_KxN, y_BxN, cotangents_BxN)
-    return into_x, *dense_into_kernel(x_BxK, y_BxN, cotangents_BxN, biased=bias_N is not None)
+    into_x = dense_into_input(kernel_KxN, mask, cotangents_BxN)
+    return into_x, *dense_into_kernel(x_BxK, mask, cotangents_BxN, biased=bias_N is not None)
 
 
 _dense.defvjp(_dense_forward, _dense_backward)
