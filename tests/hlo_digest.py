@@ -23,7 +23,7 @@ from pathlib import Path
 from support.hlo_canonical import Renamed, canonical
 
 # Paths of arguments and results in the older commit that are called otherwise now: (regular expression, new text).
-RENAMED: Renamed = ()
+RENAMED: Renamed = ((r"\.value\b", "['value']"),)
 
 PROGRAMS = ("train_step", "predict", "body")  # the last one averages replica groups
 

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from recjax import kernels
 from recjax.embedding.pooling import Sequence as Unpooled
@@ -21,7 +20,7 @@ from recjax.embedding.spec import FeatureSpec
 from recjax.errors import ConfigError
 from recjax.serving.onnx_graph import OPSET, Graph, add_module
 from recjax.serving.program import Shapes, check_exportable
-from recjax.train.module import kept_state, outputs
+from recjax.train.module import ModuleDef, outputs
 from recjax.train.table_specs import specs
 from recjax.train.trainer import Trainer
 
@@ -76,11 +75,7 @@ def make_onnx(
     for feature in features:
         if feature.reads in user:
             pooled[feature.name] = graph.node("Gather", pooled[feature.name], "user", axis=0)
-    structures = [jax.tree.structure(x) for x in (nnx.state(trainer.model, nnx.Param), kept_state(trainer.model))]
-    parts = [
-        jax.tree.unflatten(structure, list(map(jnp.asarray, leaves[kind].values())))
-        for structure, kind in zip(structures, ("dense", "module"), strict=True)
-    ]
+    parts = [list(map(jnp.asarray, leaves[kind].values())) for kind in ("dense", "module")]
 
     def module(dense: jax.Array, rows: dict[str, jax.Array]) -> jax.Array:
         seen = {
@@ -90,7 +85,7 @@ def make_onnx(
             for f in features
         }
         with kernels.switched_off():
-            merged = nnx.merge(nnx.graphdef(trainer.model), *parts)
+            merged = ModuleDef.of(trainer.model).merge(*parts)
             return outputs(merged, dense, seen, trainer.tasks).astype(jnp.float32)
 
     b = inputs.inputs["dense"].shape[0]

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from recjax import kernels
 from recjax.data.batch import Schema
@@ -23,7 +22,7 @@ from recjax.embedding.pooling import Sequence as Unpooled
 from recjax.embedding.spec import FeatureSpec
 from recjax.errors import ConfigError
 from recjax.serving.loader import outside_calls
-from recjax.train.module import kept_state, outputs
+from recjax.train.module import ModuleDef, outputs
 from recjax.train.table_specs import specs
 from recjax.train.trainer import Trainer
 
@@ -93,8 +92,7 @@ def make_program(trainer: Trainer, held: Mapping[str, Held], user: Collection[st
     check_exportable(trainer)
     tables_of, features = specs(trainer.config, trainer.source.schema)
     dims = {table.name: table.dim for table in tables_of}
-    graphdef = nnx.graphdef(trainer.model)
-    structures = [jax.tree.structure(x) for x in (nnx.state(trainer.model, nnx.Param), kept_state(trainer.model))]
+    module = ModuleDef.of(trainer.model)
 
     def program(tables: dict[str, jax.Array], parameters: Any, state: Any, inputs: dict[str, Any]) -> jax.Array:
         pooled = {f.name: _pool(f, held[f.table], tables[f.table], dims[f.table], inputs) for f in features}
@@ -102,9 +100,8 @@ def make_program(trainer: Trainer, held: Mapping[str, Held], user: Collection[st
             if feature.reads in user:
                 of_users = functools.partial(jnp.take, indices=inputs["user"], axis=0, mode="clip")
                 pooled[feature.name] = jax.tree.map(of_users, pooled[feature.name])
-        parts = map(jax.tree.unflatten, structures, (parameters, state))
         with kernels.switched_off():  # they are of this machine
-            found = outputs(nnx.merge(graphdef, *parts), inputs["dense"], pooled, trainer.tasks)
+            found = outputs(module.merge(parameters, state), inputs["dense"], pooled, trainer.tasks)
         return found.astype(jnp.float32)
 
     return program

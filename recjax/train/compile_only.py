@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -25,7 +24,7 @@ from recjax.embedding.routing.routed import FeatureRouting, GroupRouting, Routin
 from recjax.embedding.spec import FeatureSpec
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.train.late import like
-from recjax.train.module import kept_dtype, kept_state
+from recjax.train.module import kept_dtype, kept_state, parameters
 from recjax.train.state import TrainState
 from recjax.train.step import state_specs
 from recjax.train.step_inputs import StepInputs
@@ -34,7 +33,7 @@ from recjax.train.trainer import Trainer
 
 def abstract_state(trainer: Trainer) -> TrainState:
     """The shapes, dtypes and shardings of `Trainer.init_state()`. `trainer.model` may itself be shapes alone."""
-    dense = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, trainer.dtype), nnx.state(trainer.model, nnx.Param))
+    dense = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, trainer.dtype), parameters(trainer.model))
     tables: Any = {}
     slots: Any = {}
     for group in trainer.bound.groups:

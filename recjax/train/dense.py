@@ -33,6 +33,7 @@ from jax.sharding import PartitionSpec as P
 from recjax.config.train import DenseSharding
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import BATCH_AXES
+from recjax.train.module import parameters
 
 Sums: TypeAlias = tuple[Any, jax.Array, jax.Array]  # gradients as they are held, sum of w*l, sum of w
 
@@ -211,7 +212,7 @@ def make_dense(
     bucket_bytes = int(bucket_mib * 2**20)
     if held == "replicated":
         return Replicated(bucket_bytes)
-    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), nnx.state(model, nnx.Param))
+    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), parameters(model))
     return Sharded.of(params, tx, devices, bucket_bytes)
 
 

@@ -13,6 +13,7 @@ from recjax.config.run import RunConfig
 from recjax.data.batch import Schema
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.sketch import DenseSizes
+from recjax.train.module import parameters
 from recjax.train.table_specs import dims
 from recjax.train.tasks import outputs_for, tasks_of
 
@@ -34,7 +35,7 @@ def dense_sizes(
     build = functools.partial(
         config.model.build, len(schema.dense), columns, dtype=jnp.dtype(config.dense_dtype), seed=0, **outputs
     )
-    params = nnx.state(nnx.eval_shape(build), nnx.Param)
+    params = parameters(nnx.eval_shape(build))
     leaves = jax.tree.leaves(params)
     values = sum(x.size for x in leaves)
     state = jax.tree.leaves(jax.eval_shape(config.train.optimizer.build().init, params))

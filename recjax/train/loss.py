@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 
 from recjax.embedding.buffers import Tables
 from recjax.embedding.pooled.lookup import Vectors
@@ -22,7 +21,7 @@ from recjax.embedding.sharded import LookedUp, ShardedEmbeddings
 from recjax.models import in_step
 from recjax.models.in_step import Samples
 from recjax.train.dense import Dense, order_made
-from recjax.train.module import kept_state, outputs
+from recjax.train.module import ModuleDef, kept_state, outputs
 from recjax.train.step_inputs import StepInputs
 from recjax.train.tasks import Tasks, loss_sums, total
 
@@ -32,14 +31,14 @@ class Forward:
     """The differentiated part of a step, from dense parameters and fetched rows to outputs and loss.
 
     Attributes:
-      graphdef: of the dense module.
+      module: the dense module.
       embeddings: the tables that rows were fetched from.
       tasks: see `recjax.train.tasks`; () for one binary label and one logit.
       per_sample: whether the module asks which samples it sees (see `recjax.models.in_step`), as what drops values at
         random or has statistics of the batch does.
     """
 
-    graphdef: Any
+    module: ModuleDef
     embeddings: ShardedEmbeddings
     tasks: Tasks = ()
     per_sample: bool = False
@@ -63,8 +62,7 @@ class Forward:
         with jax.named_scope("pool"):
             pooled = self.embeddings.pool(looked_up, tables, inputs.routing, inputs.labels_B.shape[0])
         with jax.named_scope("dense_forward"):
-            # A copy: variables may only be assigned to under the trace in which they were made.
-            model = nnx.merge(self.graphdef, params, jax.tree.map(lambda x: x, kept))
+            model = self.module.merge(params, kept)
             found = outputs(model, inputs.dense_BxK, pooled, self.tasks)
             return found, kept_state(model)
 
@@ -139,7 +137,7 @@ def forward_backward(
     Returns:
       The third last are (sums of each task, state of the module): see `Forward.loss`.
     """
-    kept = nnx.State({}) if kept is None else kept
+    kept = {} if kept is None else kept
     samples = None if step is None or not forward.per_sample else step.samples(inputs.weights_B)
     if parts == 1:
         return forward.loss_and_gradients(params, looked_up, kept, tables, inputs, samples)

@@ -7,6 +7,8 @@ anything is compiled: its code runs when it is built and when a step is traced.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import inspect
 import os
 import sys
@@ -81,9 +83,55 @@ _INSTEAD: dict[Any, str] = {
 }
 
 
-def kept_state(model: nnx.Module) -> Any:
-    """State of a module beside its parameters: an nnx.State, mostly empty."""
-    return nnx.state(model, nnx.Not(nnx.Param))
+def parameters(model: nnx.Module) -> dict[Any, Any]:
+    """Parameters of a module: dicts of dicts of arrays, by the names of its parts.
+
+    They are the leaves of an `nnx.State`, in its order and by its paths. But that and its variables JAX takes apart and
+    puts together in Python with each call of a program; dicts cost it next to nothing.
+    """
+    return _dicts(nnx.state(model, nnx.Param))
+
+
+def kept_state(model: nnx.Module) -> dict[Any, Any]:
+    """State of a module beside its parameters, in the same form; mostly empty."""
+    return _dicts(nnx.state(model, nnx.Not(nnx.Param)))
+
+
+def _dicts(state: Any) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    for path, leaf in jax.tree.leaves_with_path(state):
+        *outer, last = (getattr(key, "key", getattr(key, "name", getattr(key, "idx", None))) for key in path)
+        functools.reduce(lambda part, name: part.setdefault(name, {}), outer, found)[last] = leaf
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleDef:
+    """A module without its arrays.
+
+    Attributes:
+      graphdef: as flax has it.
+      structures: of the `nnx.State` of its parameters, and of that of its other state.
+    """
+
+    graphdef: Any
+    structures: tuple[Any, Any]
+
+    @classmethod
+    def of(cls, model: nnx.Module) -> ModuleDef:
+        """Returns that of a module."""
+        states = nnx.state(model, nnx.Param), nnx.state(model, nnx.Not(nnx.Param))
+        return cls(nnx.graphdef(model), (jax.tree.structure(states[0]), jax.tree.structure(states[1])))
+
+    def merge(self, params: Any, kept: Any) -> Any:
+        """The module with arrays of its own.
+
+        Args:
+          params: trees with the leaves of `parameters`, in their order.
+          kept: likewise of `kept_state`.
+        """
+        parts = zip(self.structures, (params, kept), strict=True)
+        return nnx.merge(self.graphdef, *(jax.tree.unflatten(of, jax.tree.leaves(part)) for of, part in parts))
 
 
 def kept_dtype(x: Any, dtype: Any) -> Any:

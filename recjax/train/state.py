@@ -22,7 +22,7 @@ from recjax.tiers.written import WRITTEN, whole_tables
 from recjax.train import late as late_sums
 from recjax.train.dense import REPLICATED, Dense
 from recjax.train.late import Late
-from recjax.train.module import kept_dtype, kept_state
+from recjax.train.module import kept_dtype, kept_state, parameters
 from recjax.utils.lazy_arrays import LazyArray, as_lazy
 
 
@@ -34,12 +34,12 @@ class TrainState:
     Attributes:
       step: int32 [], steps done.
       ok: bool [], false from the first non-finite step on; nothing changes any more.
-      dense: parameters of the dense part (an nnx.State), replicated or split as `recjax.train.dense` says.
+      dense: parameters of the dense part (see `module.parameters`), replicated or split as `recjax.train.dense` says.
       opt: state of their optax optimizer, likewise.
       tables: group buffers, see `recjax.embedding.buffers`.
       slots: their sparse optimizer slots.
       homes: of mapped groups, which row each slot of the buffer holds: see `recjax.embedding.address`.
-      module: what the module holds beside its parameters (an nnx.State), the same on all devices.
+      module: what the module holds beside its parameters, the same on all devices.
       late: dense gradients that the devices have still to add up, a `recjax.train.late.Late`; {} where none are.
     """
 
@@ -50,7 +50,7 @@ class TrainState:
     tables: Tables
     slots: GroupSlots
     homes: Homes = dataclasses.field(default_factory=dict)
-    module: Any = dataclasses.field(default_factory=lambda: nnx.State({}))
+    module: Any = dataclasses.field(default_factory=dict)
     late: Any = dataclasses.field(default_factory=dict)
 
 
@@ -87,7 +87,7 @@ def _nothing(dense: Any) -> tuple[Any, Any]:
 def _dense_part(model: nnx.Module, tx: optax.GradientTransformation, dtype: Any) -> tuple[Any, Any, Any]:
     """Parameters, their optimizer's state, and the module's other state."""
     # Copies: the first step donates them, and the model keeps its own for the next state that is made of it.
-    dense = jax.tree.map(lambda x: jnp.array(x, dtype), nnx.state(model, nnx.Param))
+    dense = jax.tree.map(lambda x: jnp.array(x, dtype), parameters(model))
     return dense, tx.init(dense), jax.tree.map(lambda x: jnp.array(x, kept_dtype(x, dtype)), kept_state(model))
 
 

@@ -22,6 +22,7 @@ from recjax.train.dense import REPLICATED, Dense
 from recjax.train.finite import after, bad_in_dense, bad_in_tables
 from recjax.train.gradients import clip_by_global_norm, mean_over_batch, sum_over_batch
 from recjax.train.loss import Forward, forward_backward, gradient_order
+from recjax.train.module import ModuleDef
 from recjax.train.state import TrainState
 from recjax.train.step_inputs import StepInputs
 from recjax.train.tasks import Tasks, divided_weights
@@ -58,7 +59,7 @@ PLAIN = StepOptions()
 
 
 def make_train_step(
-    graphdef: Any,
+    model: ModuleDef,
     bound: BoundPlan,
     mesh: Mesh,
     tx: optax.GradientTransformation,
@@ -89,7 +90,7 @@ def make_train_step(
       [groups that have them], of table groups' slots (`slotted`) that the step would have made infinite or NaN.
     """
     embeddings = ShardedEmbeddings(bound)
-    forward = Forward(graphdef, embeddings, tasks, options.per_sample)
+    forward = Forward(model, embeddings, tasks, options.per_sample)
     replica_groups = bound.replicas if bound.independent else 1  # which step by their own parts: replica_groups.py
 
     def train_step(state: TrainState, inputs: StepInputs) -> tuple[TrainState, Metrics]:
@@ -146,7 +147,7 @@ def make_train_step(
 
 
 def make_predict(
-    graphdef: Any,
+    model: ModuleDef,
     bound: BoundPlan,
     mesh: Mesh,
     dense: Dense = REPLICATED,
@@ -163,7 +164,7 @@ def make_predict(
     Independent replica groups predict with the mean of their tables, row by row as these are looked up.
     """
     embeddings = ShardedEmbeddings(bound)
-    forward = Forward(graphdef, embeddings, tasks)
+    forward = Forward(model, embeddings, tasks)
 
     def predict(state: TrainState, inputs: StepInputs) -> jax.Array:
         looked_up, _ = embeddings.fetch(state.tables, inputs.routing, len(inputs.labels_B), mean=True)

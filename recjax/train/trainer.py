@@ -51,7 +51,7 @@ from recjax.train.checkpoint.chain import Chain
 from recjax.train.dense import Dense, make_dense
 from recjax.train.eval_shares import eval_shares, share_size
 from recjax.train.inputs import InputStream
-from recjax.train.module import asks_for_samples, built
+from recjax.train.module import ModuleDef, asks_for_samples, built
 from recjax.train.named_rows import gather_named, list_named
 from recjax.train.planned import plan_of
 from recjax.train.products import set_products
@@ -161,14 +161,14 @@ class Trainer:
     def step_program(self) -> jax.stages.Wrapped:
         """The jitted training step: see `make_train_step`."""
         how = (self.options, self.dense, self.tasks, compiler_options(self.products))
-        return make_train_step(nnx.graphdef(self.model), self.bound, self.mesh, self.tx, *how)
+        return make_train_step(ModuleDef.of(self.model), self.bound, self.mesh, self.tx, *how)
 
     @functools.cached_property
     def predict_program(self) -> jax.stages.Wrapped:
         """The jitted forward pass: see `make_predict`."""
         bound = self.reading.bound if self.tier else self.bound
         how = (self.dense, self.tasks, self.options.late, compiler_options(self.products))
-        return make_predict(nnx.graphdef(self.model), bound, self.mesh, *how)
+        return make_predict(ModuleDef.of(self.model), bound, self.mesh, *how)
 
     def train_step(self, state: TrainState, inputs: StepInputs) -> tuple[TrainState, Metrics]:
         """Dispatches one training step, which takes the place of `state`; nothing is awaited.

@@ -14,7 +14,6 @@ import time
 import jax
 import numpy as np
 import optax
-from flax import nnx
 
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.bind import bind
@@ -25,6 +24,7 @@ from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig, make_mesh
 from recjax.train import state as states
+from recjax.train.module import ModuleDef
 from recjax.train.run.summary import versions
 from recjax.train.step import make_train_step
 from recjax.train.step_inputs import place
@@ -46,7 +46,7 @@ class Runner:
         model = config.build(DENSE, dict.fromkeys(names, DIM), dtype=np.float32, seed=0)
         tx = optax.adagrad(0.05)
         self.state = states.create(model, bound, mesh, tx, 0, np.float32)
-        self.step = make_train_step(nnx.graphdef(model), bound, mesh, tx)
+        self.step = make_train_step(ModuleDef.of(model), bound, mesh, tx)
         rng = np.random.default_rng(0)
         counted = []
         for _ in range(4):

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
@@ -35,6 +34,7 @@ from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError, TrainingError
 from recjax.models.dlrm import DLRMConfig
 from recjax.train import state as states
+from recjax.train.module import ModuleDef
 from recjax.train.step import make_train_step
 from recjax.train.step_inputs import place
 from recjax.train.table_specs import specs
@@ -274,7 +274,7 @@ def test_the_compiled_step_holds_half_and_widens_no_table():
         for c in counted:
             capacities = capacity.grow(capacities, c.required_capacities)
         inputs = [place(c.batch, pack(c, bound, capacities), c.local, mesh, np.float32) for c in counted]
-        step = make_train_step(nnx.graphdef(model), bound, mesh, made.tx).lower(state, inputs[0]).compile()
+        step = make_train_step(ModuleDef.of(model), bound, mesh, made.tx).lower(state, inputs[0]).compile()
         before = {n: np.asarray(x) for n, x in state.tables.items()}
         losses = []
         for one in inputs:

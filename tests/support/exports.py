@@ -4,13 +4,13 @@ import dataclasses
 
 import jax
 import numpy as np
-from flax import nnx
 
 import recjax
 from recjax.data.pipeline import batches
 from recjax.embedding.reference import bag_matrix
 from recjax.serving import loader
 from recjax.serving.export import write
+from recjax.train.module import ModuleDef
 from recjax.train.table_specs import specs
 from recjax.train.trainer import build_trainer
 
@@ -65,7 +65,7 @@ def by_oracle(trainer, state, batch, tables):
         )
         for f in features
     }
-    found = nnx.merge(nnx.graphdef(trainer.model), state.dense, state.module)(batch.dense, pooled)
+    found = ModuleDef.of(trainer.model).merge(state.dense, state.module)(batch.dense, pooled)
     return np.stack(list(found.values()), axis=1) if isinstance(found, dict) else np.asarray(found)
 
 

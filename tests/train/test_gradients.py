@@ -19,6 +19,7 @@ from recjax.train.dense import REPLICATED
 from recjax.train.finite import bad_in_dense
 from recjax.train.gradients import clip_by_global_norm
 from recjax.train.loss import Forward, forward_backward
+from recjax.train.module import ModuleDef, parameters
 from recjax.train.step_inputs import StepInputs
 
 TABLE, FEATURE = TableSpec("t", 7, 2, Sgd(0.1)), FeatureSpec("t", "t", 3)
@@ -55,20 +56,20 @@ def test_loss_and_gradients_are_those_of_logistic_regression(parts: int) -> None
         _, slot_V = locate(group, "t", np.arange(7, dtype=np.int32))
         slots_C = routing.groups[group.name].slots_NxOxC.reshape(-1)
         fetched_CxD = np.concatenate([rows_RxD, np.zeros((1, 2))])[np.minimum(slots_C, 7)]
-        graphdef, params = nnx.split(Linear())
-        params = jax.tree.map(lambda x: x.astype(jnp.float64), params)
+        model = Linear()
+        params = jax.tree.map(lambda x: x.astype(jnp.float64), parameters(model))
         loss, grads, found_grads, _ = forward_backward(
-            Forward(graphdef, tables),
+            Forward(ModuleDef.of(model), tables),
             params,
             LookedUp({group.name: jnp.asarray(fetched_CxD)}, {}),
             {group.name: jnp.asarray(rows_RxD)},
             jax.tree.map(jnp.asarray, StepInputs(dense, LABELS, WEIGHTS, routing)),
             parts,
         )
-    z_B = dense @ np.asarray(params["v_K"][...]) + rows_RxD.sum(axis=1)[slot_V[IDS]].sum(axis=1)
+    z_B = dense @ np.asarray(params["v_K"]["value"]) + rows_RxD.sum(axis=1)[slot_V[IDS]].sum(axis=1)
     by_logit_B = WEIGHTS * (1 / (1 + np.exp(-z_B)) - LABELS)
     np.testing.assert_allclose(loss, WEIGHTS @ (np.logaddexp(0, z_B) - LABELS * z_B), rtol=1e-12)
-    np.testing.assert_allclose(grads["v_K"][...], by_logit_B @ dense, rtol=1e-12)
+    np.testing.assert_allclose(grads["v_K"]["value"], by_logit_B @ dense, rtol=1e-12)
     by_slot_R = np.zeros(8)
     np.add.at(by_slot_R, slot_V[IDS].ravel(), np.repeat(by_logit_B, 3))
     expected_CxD = np.where(slots_C < 7, by_slot_R[np.minimum(slots_C, 7)], 0)[:, None] * np.ones(2)

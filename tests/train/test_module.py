@@ -179,12 +179,43 @@ def test_other_state_is_kept_and_keeps_its_form():
             return dense_BxK @ (self.w[...] * self.scale)
 
     kept = module.kept_state(module.built(OwnConfig(None), lambda: Seen(None)))
-    assert {path[0] for path, _ in nnx.to_flat_state(kept)} == {"seen", "scale"}
+    assert kept.keys() == {"seen", "scale"}
     model = Seen(lambda x: x.sum(axis=0))
     assert module.outputs(model, X, {}).shape == (4,)
     np.testing.assert_allclose(model.seen[...], X.sum(axis=0))
     with pytest.raises(ConfigError, match=r"changes what model\.seen\S* is: shape \[3\], float32 before, shape \[4\]"):
         module.outputs(Seen(lambda x: x[:, 0]), X, {})
+
+
+class Deep(nnx.Module):
+    """Twelve layers, of which the last comes before the third by letters, and a name that flax uses too."""
+
+    def __init__(self) -> None:
+        self.layers = nnx.List([nnx.Linear(1, 1, rngs=nnx.Rngs(k)) for k in range(12)])
+        self.value, self.mean, self.plain = nnx.Param(jnp.ones(1)), nnx.BatchStat(jnp.zeros(2)), jnp.ones(2)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        self.mean[...] += 1
+        return self.layers[11](x)[0, 0] + self.value[0] + self.mean[0] + self.plain[0]
+
+
+def test_parts_in_dicts_are_the_leaves_of_flax_by_its_names():
+    model = Deep()
+    found = module.parameters(model), module.kept_state(model)
+    for ours, filter_of in zip(found, (nnx.Param, nnx.Not(nnx.Param)), strict=True):
+        theirs = jax.tree.leaves_with_path(nnx.state(model, filter_of))
+        named = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in theirs]
+        pairs = zip(jax.tree.leaves_with_path(ours), theirs, strict=True)
+        assert all(a is b for (_, a), (_, b) in pairs)
+        paths = [path for path, _ in jax.tree.leaves_with_path(ours)]
+        assert [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths] == named
+        assert all(isinstance(key, jax.tree_util.DictKey) for path in paths for key in path), "flattened outside Python"
+    moved = jax.tree.map(lambda x: x + 1, found)
+    again = module.ModuleDef.of(model).merge(*moved)
+    x = jnp.full((1, 1), 2.0)
+    kernel, bias = (float(p[...].item()) + 1 for p in (model.layers[11].kernel, model.layers[11].bias))
+    assert float(again(x)) == pytest.approx(2 * kernel + bias + 2 + 2 + 2)
+    assert again.mean[...].tolist() == [2, 2] and model.mean[...].tolist() == [0, 0]
 
 
 def test_parameters_alone_pass():
