@@ -9,6 +9,7 @@ from support.commands import assert_refused, inside
 from recjax.parallel.mesh import MeshConfig, make_mesh
 from recjax.planning import calibrate, cases
 from recjax.planning.graph import read_graph
+from recjax.planning.host_cases import host_cases
 from recjax.planning.machine import SIZES, open_machine
 
 FEW = ("matmul.nn_f32", "copy", "elementwise", "transcendental", "scatter.sorted")
@@ -24,6 +25,13 @@ def few(monkeypatch):
 
     monkeypatch.setattr(calibrate, "kernel_cases", some)
     monkeypatch.setattr(calibrate, "host_cases", lambda mesh, quick: [])
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_dispatching_is_timed_with_few_arrays_and_with_many(quick):
+    cases_of = [case for case in host_cases(make_mesh(MeshConfig(1, "cpu")), quick) if case.kernel == "host_dispatch"]
+    arrays = [case.sizes["arguments"] for case in cases_of if not case.held_out]
+    assert min(arrays) == 4 and max(arrays) == (64 if quick else 256)
 
 
 @pytest.mark.full

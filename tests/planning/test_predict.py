@@ -74,6 +74,15 @@ def test_devices_that_share_the_cores_of_their_host_take_as_long_as_all_their_wo
     assert four.step_us == one.step_us
 
 
+def test_dispatching_a_step_goes_by_the_arrays_that_it_is_called_with():
+    """Four times the arrays took twice as long: halfway in logarithms sqrt(2) times; beyond, in proportion."""
+    points = tuple(Point({"arguments": n, "devices": 1.0}, us) for n, us in ((16.0, 30.0), (64.0, 60.0)))
+    machine = dataclasses.replace(MACHINE, kernels={"host_dispatch": Kernel(1.0, "measured", points)})
+    for arguments, us in ((16, 30), (32, 30 * 2**0.5), (64, 60), (192, 180)):
+        found = predict(step(64), machine, dataclasses.replace(HOST, arguments=arguments, devices=1))
+        assert found.stages["host_dispatch"] == pytest.approx(us), arguments
+
+
 def test_a_kernel_on_all_cores_takes_longer_beside_the_threads_of_the_host():
     kernels = {
         "copy": Kernel(1.0, "measured", (Point({"bytes": 1e9}, 100.0, 1.0),)),
