@@ -236,8 +236,14 @@ def put_share(tree: Any, mesh: Mesh) -> Any:
 
     def one(x: Any) -> jax.Array:
         x = np.asarray(x)
-        shape = (len(x) // share.count * share.total, *x.shape[1:])
-        return jax.make_array_from_process_local_data(sharding, x, shape)
+        rows = len(x) // share.count
+        size, first = rows * share.total, rows * share.first
+
+        def of_device(index: tuple[slice, ...] | None) -> np.ndarray:
+            start, stop, _ = (index or (slice(None),))[0].indices(size)
+            return x[start - first : stop - first]
+
+        return jax.make_array_from_callback((size, *x.shape[1:]), sharding, of_device)
 
     return jax.tree.map(one, tree)
 
