@@ -13,7 +13,6 @@ and not given out. Reads go around the page cache (O_DIRECT) where the file syst
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import mmap
@@ -21,7 +20,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -46,8 +45,7 @@ def record_bytes(row_bytes: int) -> int:
     return max(64, 1 << (needed - 1).bit_length()) if needed <= _BLOCK else -(-needed // _BLOCK) * _BLOCK
 
 
-@dataclasses.dataclass(frozen=True)
-class Cells:
+class Cells(NamedTuple):  # no dataclass: an export loads this file without its name in sys.modules
     """The cells of a file, each read and written as a whole: a record of a unit or more, or a unit of several records.
 
     Attributes:
