@@ -143,7 +143,7 @@ import numpy as np
 from recjax.cli.main import main
 from recjax.parallel import distributed
 from recjax.tiers.directory import Directory
-from recjax.tiers.disk import OnDisk
+from recjax.tiers.transfers import Transfers
 
 {}
 sys.exit(main())
@@ -163,12 +163,15 @@ def ended(program: str, tmp_path: Path, *settings: str) -> tuple[list[int], list
 
 # The disk of process 1 is full in the middle of a run.
 FULL = """
-def write(disk, *blocks, plain=OnDisk._write_blocks):
-    if distributed.process() == 1 and disk.written_records > 300:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    return plain(disk, *blocks)
+sent = []
 
-OnDisk._write_blocks = write
+def write(transfers, pieces_Nx4, direct, plain=Transfers.write):
+    sent.append(int(pieces_Nx4[:, 2].sum()))
+    if distributed.process() == 1 and sum(sent) > 2**16:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return plain(transfers, pieces_Nx4, direct)
+
+Transfers.write = write
 """
 
 # After some batches process 1 gives the slots of rows that go to others than process 0 does. (A supervised child is a

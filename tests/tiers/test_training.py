@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 import threading
 import time
 from pathlib import Path
@@ -37,6 +36,7 @@ from recjax.errors import ConfigError, TrainingError
 from recjax.planning.tier_replay import homes_of, replay
 from recjax.tiers import tier as tiers
 from recjax.tiers.store import RowStore
+from recjax.tiers.transfers import Transfers
 from recjax.train.hot_periods import HotPeriods
 from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer
@@ -196,7 +196,7 @@ def test_bits_with_caches_of_all_sizes(
     problem = make(names, rows=rows)
     losses, _, end = whole(names, devices, False, "row_wise", rows)
     first: Trainer | None = None
-    for dram_bytes, delay_s in ((0, 0.0), (20_000, 0.0), (20_000, 0.001)):
+    for dram_bytes, delay_s in ((0, 0.0), (20_000, 0.0), (20_000, 0.002)):
         trainer = with_rows(problem, devices, share, dram_bytes=dram_bytes, disk=str(tmp_path) if dram_bytes else "")
         assert trainer.tier is not None
         if first is not None and first.tier is not None:  # compile once
@@ -205,8 +205,7 @@ def test_bits_with_caches_of_all_sizes(
         first = first or trainer
         assert len(trainer.bound.cached) == len(names)
         with monkeypatch.context() as patched:
-            for name in ("preadv", "pwrite"):
-                patched.setattr(os, name, delayed(getattr(os, name), delay_s))
+            patched.setattr(Transfers, "_move", delayed(Transfers._move, delay_s))
             state, found = trained(problem, trainer, trainer.init_state(), 0, STEPS)
             assert found == losses
             assert bits(trainer.export(state)) == end
