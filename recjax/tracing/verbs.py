@@ -170,7 +170,7 @@ def _variants(options: argparse.Namespace) -> Iterator[tuple[Path, list[str]]]:
 def _require_free(folder: Path, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder} is a file. Name a folder.")
-    names = (r"\d+\.(json|et)$", r"^timeline\.json$")  # as all formats name their files
+    names = (r"\d+\.(json(\.gz)?|et)$", r"^timeline\.json$")  # as all formats name their files
     there = [p for p in (*folder.glob("*"), *folder.glob("*/*")) if any(re.search(name, p.name) for name in names)]
     if there and not overwrite:
         raise ConfigError(f"--out {folder} holds a trace already. Name another folder, or add --overwrite.")

@@ -1,5 +1,6 @@
 """Execution traces with the times of PyTorch's profiler, by hand: two ranks, three collectives."""
 
+import gzip
 import json
 from typing import Any
 
@@ -58,6 +59,22 @@ def test_collectives_have_the_times_of_their_kernels(folders):
     # adam runs from 140 to 240 us, cut where the rows end and the gradients begin and end
     assert computing == [(30_000, 30_000), (140_000, 10_000), (150_000, 40_000), (190_000, 15_000), (205_000, 35_000)]
     assert found.ranks[1][0].start_ns == 2000  # one clock for both ranks
+
+
+def test_files_may_be_gzipped_as_the_profiler_writes_them(folders):
+    et, profiles = folders
+    plain = timed(read_trace(et), kineto.read(profiles)).ranks
+    for path in [*et.iterdir(), *profiles.iterdir()]:
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    assert timed(read_trace(et), kineto.read(profiles)).ranks == plain
+    assert read_trace(et, "chakra-json").ranks == read_trace(et).ranks
+    one = profiles / "worker0_step_12.1694128201.pt.trace.json.gz"
+    whole = one.read_bytes()
+    for damaged in (whole[:-9], whole[:20] + b"?" + whole[21:], b"{}"):
+        one.write_bytes(damaged)
+        with pytest.raises(DataError, match="no whole gzip file"):
+            kineto.read(profiles)
 
 
 def test_kernels_stand_in_the_order_of_their_launch(folders):

@@ -25,7 +25,7 @@ def read_trace(folder: Path, format: str | None = None) -> Trace:
     """Reads the trace in a folder.
 
     Args:
-      folder: with a file for each rank, whose names end in the rank's number and .json or .et.
+      folder: with a file for each rank, whose names end in the rank's number and .json, .json.gz or .et.
       format: a key of FORMATS; None finds it out.
 
     Raises:

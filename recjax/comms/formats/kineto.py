@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from recjax.comms.formats.fields import Fields, parse
-from recjax.comms.formats.files import load
+from recjax.comms.formats.files import GZIPPED, load
 from recjax.comms.formats.names import kind_of
 from recjax.comms.trace import MAX_EVENTS, MAX_RANKS
 from recjax.errors import DataError
@@ -58,7 +58,7 @@ class Profile:
 
 
 def read(folder: Path) -> dict[int, Profile]:
-    """Returns rank -> its profile, of all .json files in a folder.
+    """Returns rank -> its profile, of all .json and .json.gz files in a folder.
 
     Raises:
       DataError: no such folder or file, two files of a rank, or one that is damaged or no such profile.
@@ -66,13 +66,13 @@ def read(folder: Path) -> dict[int, Profile]:
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder. Name the one that holds the profiler's files, one for each rank.")
     found: dict[int, Profile] = {}
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted([*folder.glob("*.json"), *folder.glob(f"*.json{GZIPPED}")]):
         rank, profile = _read(path)
         if rank in found:
             raise DataError(f"{folder}: {Path(found[rank].source).name} and {path.name} are both of rank {rank}.")
         found[rank] = profile
     if not found:
-        raise DataError(f"{folder}: there is no .json file of PyTorch's profiler in it.")
+        raise DataError(f"{folder}: there is no .json file (or .json.gz) of PyTorch's profiler in it.")
     return found
 
 
