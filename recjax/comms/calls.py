@@ -47,9 +47,9 @@ class Call:
         return {rank: ns - min(took.values()) for rank, ns in took.items()}
 
     def last_rank(self) -> int | None:
-        """The rank that came last, and so waited for none; None without times."""
+        """The rank that came last, and so waited for none; None without times, or if all came at once."""
         waiting = self.waiting_ns()
-        return None if waiting is None else min(waiting, key=lambda rank: (waiting[rank], rank))
+        return min(waiting, key=lambda rank: (waiting[rank], rank)) if waiting and any(waiting.values()) else None
 
 
 def sent_and_received(event: Event, rank: int) -> tuple[float, float]:
@@ -96,8 +96,8 @@ def figures(found: Sequence[Call]) -> list[dict[str, Any]]:
 
     Returns:
       "step", "kind", "phase", "name", "ranks" (how many); "sent" and "received": "imbalance" (max over mean of the
-      ranks) and "most_rank"; "time": None, or "last_rank", "late_us" (how long the first rank waited for it),
-      "waiting_us" (mean of the ranks) and "transfer_us".
+      ranks) and "most_rank"; "time": None, or "last_rank" (None if all came at once), "late_us" (how long the first rank
+      waited for it), "waiting_us" (mean of the ranks) and "transfer_us".
     """
     shown = []
     for call in found:
@@ -140,10 +140,11 @@ def by_rank(trace: Trace, found: Sequence[Call]) -> list[dict[str, Any]]:
             for rank, size in of.items():
                 total[rank][key] += size
         waiting, last = call.waiting_ns(), call.last_rank()
-        if waiting is None or last is None:
+        if waiting is None:
             continue
-        phases[last][call.first.phase or call.first.kind] += 1
-        total[last]["kept_waiting_ms"] += sum(waiting.values()) / max(1, len(waiting) - 1) / 1e6
+        if last is not None:
+            phases[last][call.first.phase or call.first.kind] += 1
+            total[last]["kept_waiting_ms"] += sum(waiting.values()) / max(1, len(waiting) - 1) / 1e6
         for rank, ns in waiting.items():
             total[rank]["calls"] += 1
             total[rank]["waiting_ms"] += ns / 1e6

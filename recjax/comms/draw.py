@@ -60,7 +60,8 @@ def _draw_sizes(panel: Axes, found: Sequence[Mapping[str, Any]], names: Sequence
             place = kinds.index(kind)
             color = plots.PALETTE[place if len(found) == 1 else trace]
             hatch = "" if len(found) == 1 else _HATCHES[place % len(_HATCHES)]
-            panel.bar([b + number * width for b, _, _ in bins], [c for _, c, _ in bins], width, align="edge",
+            # a gap between neighbours, which differ by a hatch alone where they are of one trace
+            panel.bar([b + number * width for b, _, _ in bins], [c for _, c, _ in bins], 0.8 * width, align="edge",
                       color=color, hatch=hatch, edgecolor="white", linewidth=0)  # fmt: skip
             number, last = number + 1, max([last, *(b for b, _, _ in bins)])
     ticks = list(range(0, last + 2, 4))

@@ -43,5 +43,8 @@ def write(trace: Trace) -> dict[str, bytes]:
             what = f"collectives {thread}" if thread else "computing"
             found.append({"name": "thread_name", "ph": "M", "pid": rank, "tid": thread, "args": {"name": what}})
     if not any(event["ph"] == "X" for event in found):
-        raise DataError("nothing in the trace has both a beginning and a duration, so there is no timeline of it.")
+        raise DataError(
+            "nothing in the trace has both a beginning and a duration, so there is no timeline of it. Record it with "
+            "`recjax trace`; for one of PyTorch give the profiler's files, too (--kineto DIR)."
+        )
     return {FILE: json.dumps({"traceEvents": found, "displayTimeUnit": "ns"}).encode()}

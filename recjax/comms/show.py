@@ -99,9 +99,11 @@ def call_lines(one: Mapping[str, Any], most: int | None = None) -> list[list[str
     for call in one["calls"][:most]:
         row = [str(call["step"]), call["phase"] or "-", call["kind"], str(call["ranks"])]
         for way in ("sent", "received"):
-            row += [f"{call[way]['imbalance']:.3f}", str(call[way]["most_rank"])]
+            uneven = call[way]["imbalance"]
+            row += [f"{uneven:.3f}", str(call[way]["most_rank"]) if uneven > 1 else "-"]
         t = call["time"]
-        row += [str(t["last_rank"]), *(_us(t[k]) for k in ("late_us", "waiting_us", "transfer_us"))] if t else ["-"] * 4
+        last = "-" if not t or t["last_rank"] is None else str(t["last_rank"])
+        row += [last, *(_us(t[k] if t else None) for k in ("late_us", "waiting_us", "transfer_us"))]
         rows.append(row)
     if most is not None and len(one["calls"]) > most:
         rows.append(["...", f"{len(one['calls']) - most:,} more", *[""] * (len(rows[0]) - 2)])
@@ -128,9 +130,12 @@ def stragglers(one: Mapping[str, Any]) -> Sequence[str]:
     waiting, transfer = (sum(of[key] for of in timed) / len(timed) for key in ("waiting_ms", "transfer_ms"))
     worst = max(timed, key=lambda of: of["kept_waiting_ms"])
     phases = ", ".join(f"{phase} {count}" for phase, count in list(worst["last_phases"].items())[:4])
+    whole = (f"a rank's collectives take {waiting + transfer:.3f} ms: {waiting:.3f} ms it waits for the one that comes "
+             f"last, {transfer:.3f} ms are transfer")  # fmt: skip
+    if not worst["last"]:
+        return [whole, "last to come: none, all ranks came to every call at once"]
     return [
-        f"a rank's collectives take {waiting + transfer:.3f} ms: {waiting:.3f} ms it waits for the one that comes "
-        f"last, {transfer:.3f} ms are transfer",
+        whole,
         f"last to come: rank {worst['rank']} in {worst['last']} of {worst['calls']} calls ({phases or 'none'}); the "
         f"others waited {worst['kept_waiting_ms']:.3f} ms a step for it",
     ]

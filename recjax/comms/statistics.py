@@ -119,13 +119,14 @@ def _of_calls(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     Returns:
       "call_imbalance": "sent" and "received", the largest of any call; "waits": None, or "last_rank" (that came last
-      most often), "last_count" and "count" of calls, "late_us" (the largest), and "waiting_us" and "transfer_us" of a
+      most often; None if all came at once every time), "last_count" and "count" of calls, "late_us" (the largest), and "waiting_us" and "transfer_us" of a
       call (the mean).
     """
     timed = [call["time"] for call in found if call["time"]]
     waits = None
     if timed:
-        ((last, count),) = collections.Counter(t["last_rank"] for t in timed).most_common(1)
+        came_last = collections.Counter(t["last_rank"] for t in timed if t["last_rank"] is not None)
+        last, count = next(iter(came_last.most_common(1)), (None, 0))
         means = {key: sum(t[key] for t in timed) / len(timed) for key in ("waiting_us", "transfer_us")}
         late_us = max(t["late_us"] for t in timed)
         waits = {"last_rank": last, "last_count": count, "count": len(timed), "late_us": late_us, **means}

@@ -116,6 +116,20 @@ def test_ranks_that_keep_others_waiting():
     assert "2 of 3" in text and "1.667" in text
 
 
+def test_where_all_come_at_once_none_comes_last():
+    """As in a trace with predicted times, which are those of every rank."""
+    trace = four_calls()
+    together = {rank: tuple(dataclasses.replace(e, duration_ns=e.duration_ns and 20_000) for e in events)
+                for rank, events in trace.ranks.items()}  # fmt: skip
+    found = figures(dataclasses.replace(trace, ranks=together))
+    assert [call["time"] and call["time"]["last_rank"] for call in found["calls"]] == [None] * 4
+    assert [(of["last"], of["calls"], of["kept_waiting_ms"]) for of in found["by_rank"]] == [(0, 3, 0)] * 3
+    waits = next(line for line in found["collectives"] if line["phase"] == "dense_grads")["waits"]
+    assert (waits["last_rank"], waits["last_count"], waits["transfer_us"]) == (None, 0, 20)
+    text = show.to_text([found], calls=True)
+    assert "last to come: none" in text and "0 of 3" in text
+
+
 def test_a_trace_that_lacks_ranks_says_so():
     trace = four_calls()
     found = figures(Trace(3, {rank: trace.ranks[rank] for rank in (0, 2)}))
