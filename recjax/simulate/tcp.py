@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import heapq
+import itertools
 import math
 from collections import deque
 from typing import Any
@@ -82,16 +83,18 @@ class _Buffer:
         self.leaving: list[tuple[int, float]] = []  # a heap of (time, bytes)
 
     def take(self, now: int, until: int, size: float, room: float) -> bool:
-        """Holds so many bytes until then, if there is room for them now."""
-        while self.leaving and self.leaving[0][0] <= now:
-            self.held -= heapq.heappop(self.leaving)[1]
-        if not self.leaving:
-            self.held = 0.0  # but for rounding
-        if self.held + size > room * (1 + 1e-12):
-            return False
-        self.held += size
-        heapq.heappush(self.leaving, (until, size))
-        return True
+        """Holds so many bytes until then, if with them it holds at most `room` now."""
+        leaving, held = self.leaving, self.held
+        while leaving and leaving[0][0] <= now:
+            held -= heapq.heappop(leaving)[1]
+        if not leaving:
+            held = 0.0  # but for rounding
+        fits = held + size <= room
+        if fits:
+            held += size
+            heapq.heappush(leaving, (until, size))
+        self.held = held
+        return fits
 
 
 class TcpEngine(Engine):
@@ -109,9 +112,13 @@ class TcpEngine(Engine):
         self._connections: dict[int, _Connection] = {}
         self._timeout, self._ack = round(tcp.timeout_ns * TICKS_PER_NS), round(tcp.ack_delay_ns * TICKS_PER_NS)
         limited = not math.isinf(tcp.buffer_bytes)
-        self._switch = [network.switch(link) if limited else None for link in range(len(network.latency))]
-        self._buffers = {place[0]: _Buffer() for place in self._switch if place}
-        self._segments: dict[int, tuple[Message, list[Any]]] = {}  # by the message's id, which the first part keeps
+        places = [network.switch(link) if limited else None for link in range(len(network.latency))]
+        buffers = {place[0]: _Buffer() for place in places if place}
+        # of each link the buffer before it and the ports that it stands for
+        self._buffers = [(buffers[place[0]], place[1]) if place else None for place in places]
+        self._room = tcp.buffer_bytes * (1 + 1e-12)  # but for rounding
+        # by the message's id, which the first part keeps: a segment, how many, and an acknowledgement's time on its way
+        self._segments: dict[int, tuple[Message, Message, int, int]] = {}
 
     def _send(self, run: Run, actor: int, step: int, now: int, messages: Any) -> None:
         label = run.label + step * run.stride
@@ -119,39 +126,39 @@ class TcpEngine(Engine):
             connection = self._connections.get(message[4])
             if connection is None:
                 connection = self._connections[message[4]] = _Connection(self._first_window)
-            pieces = self._cut(message)
-            left = [len(pieces)]  # segments of this message that are not there yet
-            for piece in pieces:
-                connection.queue.append((label, actor, run, step, (*piece, connection, left)))
+            _, piece, count, back = self._segments.get(id(message)) or self._cut(message)
+            left = [count]  # segments of this message that are not there yet
+            segment = (label, actor, run, step, (*piece, connection, left, back))
+            connection.queue.extend(itertools.repeat(segment, count))
             self._push(connection, now)
             label += HOPS
 
-    def _cut(self, message: Message) -> list[Message]:
-        """The segments of a message: as few as can be, of equal size."""
-        known = self._segments.get(id(message))
-        if known is None:
-            links, _, receiver, size, connection = message
-            count = max(1, math.ceil(size / self._segment))
-            part = size / count
-            piece = (links, self.network.ticks(links, part), receiver, part, connection)
-            if part > self._tcp.buffer_bytes:
-                raise ConfigError(
-                    f"a switch buffer of {self._tcp.buffer_bytes:,.0f} bytes never holds a segment of {part:,.0f}: it "
-                    "would be lost forever. Take a larger buffer or smaller segments."
-                )
-            known = self._segments[id(message)] = (message, [piece] * count)
-        return known[1]
+    def _cut(self, message: Message) -> tuple[Message, Message, int, int]:
+        """The segments of a message, as `_segments` has them: as few as can be, of equal size."""
+        links, _, receiver, size, connection = message
+        count = max(1, math.ceil(size / self._segment))
+        part = size / count
+        if part > self._tcp.buffer_bytes:
+            raise ConfigError(
+                f"a switch buffer of {self._tcp.buffer_bytes:,.0f} bytes never holds a segment of {part:,.0f}: it "
+                "would be lost forever. Take a larger buffer or smaller segments."
+            )
+        piece = (links, self.network.ticks(links, part), receiver, part, connection)
+        back = self._ack + sum(self._latency[link] for link in links)
+        known = self._segments[id(message)] = (message, piece, count, back)
+        return known
 
     def _push(self, connection: _Connection, now: int) -> None:
         """Sends what the window lets through."""
-        while connection.acks and connection.acks[0][0] <= now:
-            size = connection.acks.popleft()[1]
+        acks = connection.acks
+        while acks and acks[0][0] <= now:
+            size = acks.popleft()[1]
             connection.flying -= size
             if connection.window < self._tcp.window_bytes:
                 slow = connection.window >= connection.threshold
                 connection.window += self._segment * size / connection.window if slow else size
                 connection.window = min(connection.window, self._tcp.window_bytes)
-        if not connection.acks and connection.flying < 1e-6:
+        if not acks and connection.flying < 1e-6:
             connection.flying = 0.0  # but for rounding
         queue = connection.queue
         while queue:
@@ -175,11 +182,14 @@ class TcpEngine(Engine):
         self._push(connection, now)
 
     def _enter(self, now: int, label: int, actor: int, run: Run, message: Any, step: int, hop: int) -> None:
-        links, ticks, receiver, size, _, connection, left = message
+        links, ticks, receiver, size, _, connection, left, back = message
         link = links[hop]
-        end = max(self._free[link], now) + ticks[hop]
-        place = self._switch[link]
-        if place and not self._buffers[place[0]].take(now, end, size * place[1], self._tcp.buffer_bytes):
+        end = self._free[link]
+        if end < now:
+            end = now
+        end += ticks[hop]
+        before = self._buffers[link]
+        if before is not None and not before[0].take(now, end, size * before[1], self._room):
             self._lose(now, label, actor, run, message, step, hop)
             return
         self._free[link] = end
@@ -190,7 +200,7 @@ class TcpEngine(Engine):
             self.serial += 1
             self._leave(link, (end, label, actor, self.serial, run, message, step, hop))
             return
-        connection.acks.append((end + self._ack + sum(self._latency[link] for link in links), size))
+        connection.acks.append((end + back, size))
         if connection.queue:
             self._wake(connection)
         left[0] -= 1

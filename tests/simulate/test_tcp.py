@@ -162,3 +162,22 @@ def test_every_byte_arrives_whatever_is_lost(pair, size, chunks):
 def test_what_could_never_send_is_refused(tcp, why):
     with pytest.raises(ConfigError, match=why):
         one_message(100, **tcp)
+
+
+@pytest.mark.parametrize(
+    "window, buffer, tree, incast",
+    [
+        (5e5, 1e9, (37633664.0, 0, 3700), (5126045.375, 0, 188)),
+        (5e5, 1e6, (65090928.0, 325, 4377), (5886536.375, 40, 269)),
+        (1e5, 1e9, (39096651.047472, 0, 5063), (5091954.36363, 0, 292)),
+        (3e5, 3e5, (142506196.0, 739, 5289), (14769041.25, 72, 345)),
+    ],
+)
+def test_times_losses_and_events_stay_what_they_were(window, buffer, tree, incast):
+    """Golden values, to a tick: making the transport faster may change none of them."""
+    tcp = Tcp(window, 1000, buffer, 2.0**17, 1e6, start_segments=1)
+    whole = collective("all_reduce", "double_binary_tree", "switch:16", 2**23, latency=500, chunks=4, tcp=tcp)
+    assert (whole.time_ns, whole.lost, whole.events) == tree
+    steps = [exchange({(i, i % 3): 1e6 + i for i in range(3, 16)}, 16)]
+    whole = play(steps, topology("switch:16", latency=500), tcp=tcp)
+    assert (whole.time_ns, whole.lost, whole.events) == incast
