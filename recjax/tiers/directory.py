@@ -7,12 +7,14 @@ row that leaves is not asked for again before the step after next, and its way o
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dataclasses
 
 import numpy as np
 
 _NONE = np.zeros(0, np.int32)
+_MANY = 32  # batches in sight, beyond which the last one that names a home is kept and not looked for
 _STALE = 4  # entries of the queues for each slot of the cache, from which they are made anew
 
 
@@ -46,7 +48,7 @@ NO_MOVES = Moves(_NONE, _NONE, _NONE)
 class Directory:
     """Slots of the homes of one owner's part. Batches are shown to it by `see`, and admitted in the same order.
 
-    Takes 4 bytes for each home, and some 24 for each slot.
+    Takes 4 bytes for each home, 4 more where more than `_MANY` batches are in sight, and some 24 for each slot.
 
     Attributes:
       slot_of: int32 [homes], the slot of each; -1 where the cache does not hold it.
@@ -60,7 +62,9 @@ class Directory:
         self._home_of = np.full(slots, -1, np.int32)
         self._last = np.full(slots, -1, np.int64)  # of each slot: the last batch known to name its row
         self._window: collections.deque[np.ndarray] = collections.deque()  # homes of the batches seen, not admitted
-        self._queues: collections.deque[tuple[int, np.ndarray]] = collections.deque()  # (batch, slots) by `_last`
+        self._named: np.ndarray | None = None  # int32 [homes], the last batch seen to name each; None if few are in sight
+        self._queues: dict[int, collections.deque[np.ndarray]] = {}  # slots by `_last`
+        self._stamped: list[int] = []  # the batches that have queues, ascending
         self._entries = 0  # of all queues, stale ones too
         self._batch = 0  # the next one to admit
         self._filled = 0  # slots that have ever held a row: the first ones
@@ -84,6 +88,12 @@ class Directory:
         """
         number = self._batch + len(self._window)
         self._window.append(homes_U)
+        if self._named is not None:
+            self._named[homes_U] = number
+        elif len(self._window) > _MANY:
+            self._named = np.zeros(len(self.slot_of), np.int32)
+            for of_window, named_U in enumerate(self._window, self._batch):
+                self._named[named_U] = of_window
         slots_U = self.slot_of[homes_U]
         self._stamp(slots_U[slots_U >= 0], number)
 
@@ -115,14 +125,21 @@ class Directory:
         self.slot_of[leave_K[leave_K >= 0]] = -1
         self._home_of[slots_K] = come_K
         self.slot_of[come_K] = slots_K
+        last_K = self._latest(come_K)
+        for number in np.unique(last_K).tolist():
+            self._stamp(slots_K[last_K == number], number)
+        return Moves(slots_K, come_K, leave_K)
+
+    def _latest(self, come_K: np.ndarray) -> np.ndarray:
+        """The last batch in sight that names each of these homes, which the oldest one names: int [K]."""
+        if self._named is not None:
+            return self._named[come_K]
         last_K = np.full(len(come_K), self._batch, np.int64)
         for number, homes_U in enumerate(self._window, self._batch):
             if number > self._batch and len(homes_U):
                 at_K = np.minimum(np.searchsorted(homes_U, come_K), len(homes_U) - 1)
                 last_K[homes_U[at_K] == come_K] = number
-        for number in np.unique(last_K).tolist():
-            self._stamp(slots_K[last_K == number], number)
-        return Moves(slots_K, come_K, leave_K)
+        return last_K
 
     def _stamp(self, slots_M: np.ndarray, number: int) -> None:
         """Notes that a batch names the rows in some slots."""
@@ -130,31 +147,42 @@ class Directory:
             return
         self._last[slots_M] = number
         self._entries += len(slots_M)
-        if self._queues and self._queues[-1][0] <= number:
-            self._queues.append((number, slots_M))
-        else:  # rows that came for a batch before those already seen
-            at = next((k for k, (other, _) in enumerate(self._queues) if other > number), len(self._queues))
-            self._queues.insert(at, (number, slots_M))
+        if number not in self._queues:
+            self._queues[number] = collections.deque()
+            bisect.insort(self._stamped, number)  # rows may come for a batch before those already seen
+        self._queues[number].append(slots_M)
         if self._entries > _STALE * len(self._home_of):
             self._renew()
 
     def _renew(self) -> None:
         """Leaves stale entries out of the queues."""
-        kept = [(number, slots_M[self._last[slots_M] == number]) for number, slots_M in self._queues]
-        self._queues = collections.deque((number, np.unique(slots_M)) for number, slots_M in kept if len(slots_M))
-        self._entries = sum(len(slots_M) for _, slots_M in self._queues)
+        for number, queue in list(self._queues.items()):
+            kept = [np.unique(slots_M[self._last[slots_M] == number]) for slots_M in queue]
+            self._queues[number] = collections.deque(slots_M for slots_M in kept if len(slots_M))
+            if not self._queues[number]:
+                self._forget(number)
+        self._entries = sum(len(slots_M) for queue in self._queues.values() for slots_M in queue)
+
+    def _forget(self, number: int) -> None:
+        """Drops the queue of a batch."""
+        del self._queues[number]
+        del self._stamped[bisect.bisect_left(self._stamped, number)]
 
     def _victims(self, count: int) -> np.ndarray:
         """Slots of `count` rows that leave, all different."""
         found: list[np.ndarray] = []
-        while count and self._queues and self._queues[0][0] < self._batch:
-            number, slots_M = self._queues.popleft()
+        while count and self._stamped and self._stamped[0] < self._batch:
+            number = self._stamped[0]
+            queue = self._queues[number]
+            slots_M = queue.popleft()
             self._entries -= len(slots_M)
             slots_M = np.unique(slots_M[self._last[slots_M] == number])
             if len(slots_M) > count:
-                self._queues.appendleft((number, slots_M[count:]))
+                queue.appendleft(slots_M[count:])
                 self._entries += len(slots_M) - count
                 slots_M = slots_M[:count]
+            if not queue:
+                self._forget(number)
             self._last[slots_M] = -1
             found.append(slots_M)
             count -= len(slots_M)

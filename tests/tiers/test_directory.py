@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recjax.tiers import directory as directories
 from recjax.tiers.directory import CacheTooSmallError, Directory
 
 
@@ -48,8 +51,14 @@ def shown(directory: Directory, homes: set[int]) -> None:
     st.lists(st.sets(st.integers(0, 14), max_size=5), min_size=1, max_size=40),
     st.integers(4, 15),
     st.integers(1, 4),
+    st.sampled_from([32, 2, 1]),
 )
-def test_rows_leave_as_the_definition_says(batches: list[set[int]], slots: int, ahead: int) -> None:
+def test_rows_leave_as_the_definition_says(batches: list[set[int]], slots: int, ahead: int, many: int) -> None:
+    with mock.patch.object(directories, "_MANY", many):
+        rows_leave_as_the_definition_says(batches, slots, ahead)
+
+
+def rows_leave_as_the_definition_says(batches: list[set[int]], slots: int, ahead: int) -> None:
     directory, plain = Directory(15, slots), Plain(slots)
     held: dict[int, int] = {}
     for batch in range(len(batches)):
