@@ -145,3 +145,7 @@ def test_rows_say_how_much_congestion_costs():
     assert tree.same is False and tree.why.startswith("never 50 up to 16.0 MiB")
     assert direct.same is True and direct.ours == "48.0x at 8.0 MiB, beyond it 100.0x at 16.0 MiB"
     assert direct.why.startswith("50x at 8.2 MiB")
+    assert "public simulator" not in direct.why  # which was asked for 128 ranks, whose time is another one
+    for one in alone:
+        one["time_ns"] = 1_344_177.2
+    assert "public simulator" in rows({"lone_all_reduce": alone})[1].why
