@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,7 +107,7 @@ def _in_flight(found: dict[str, Any]) -> Any:
     panel = drawn.subplots()
     lifo = [row for row in found["in_flight"] if row["scheduling"] == "lifo"]
     _slower_by(panel, lifo, "in_flight", "chunks in flight, LIFO")
-    legend_of_all(drawn, panel)
+    legend_of_all(drawn, panel, 2)
     return drawn
 
 
@@ -114,7 +115,7 @@ def _chunks(found: dict[str, Any]) -> Any:
     drawn = figure(6.5, 4.2)
     panel = drawn.subplots()
     _slower_by(panel, found["chunk_counts"], "chunks", "chunks a collective")
-    legend_of_all(drawn, panel)
+    legend_of_all(drawn, panel, 2)
     return drawn
 
 
@@ -145,13 +146,14 @@ def _slower_by(panel: Any, rows: Sequence[dict[str, Any]], key: str, label: str)
         for name, ms in _systems_by(rows, key).items()
     }
     _curves(panel, over, label, "two iterations, % above the system's least", 2)
-    panel.set_ylim(bottom=0)
+    panel.margins(y=0.06)  # the least of each is at 0, which no axis should hide
 
 
 def _curves(panel: Any, lines: dict[str, dict[float, float]], x_label: str, y_label: str, base: int) -> None:
     """Lines by name, each x -> y."""
-    for (name, points), marker, colour in zip(lines.items(), "osD^vP", PALETTE, strict=False):
-        panel.plot(list(points), list(points.values()), marker=marker, markersize=4, label=name, color=colour)
+    styles = itertools.cycle(("-", "--", "-.", ":"))  # lines may lie on each other
+    for (name, points), marker, colour, style in zip(lines.items(), "osD^vP", PALETTE, styles, strict=False):
+        panel.plot(list(points), list(points.values()), style, marker=marker, markersize=4, label=name, color=colour)
     panel.set_xscale("log", base=base)
     panel.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     panel.set(xlabel=x_label, ylabel=y_label)
