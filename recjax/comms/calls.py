@@ -96,8 +96,8 @@ def figures(found: Sequence[Call]) -> list[dict[str, Any]]:
 
     Returns:
       "step", "kind", "phase", "name", "ranks" (how many); "sent" and "received": "imbalance" (max over mean of the
-      ranks) and "most_rank"; "time": None, or "last_rank" (None if all came at once), "late_us" (how long the first rank
-      waited for it), "waiting_us" (mean of the ranks) and "transfer_us".
+      ranks) and "most_rank"; "time": None, or "last_rank" (None if all came at once), "late_us" (how long the first
+      rank waited for it), "waiting_us" (mean of the ranks) and "transfer_us".
     """
     shown = []
     for call in found:

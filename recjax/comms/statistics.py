@@ -119,8 +119,8 @@ def _of_calls(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     Returns:
       "call_imbalance": "sent" and "received", the largest of any call; "waits": None, or "last_rank" (that came last
-      most often; None if all came at once every time), "last_count" and "count" of calls, "late_us" (the largest), and "waiting_us" and "transfer_us" of a
-      call (the mean).
+      most often; None if all came at once every time), "last_count" and "count" of calls, "late_us" (the largest), and
+      "waiting_us" and "transfer_us" of a call (the mean).
     """
     timed = [call["time"] for call in found if call["time"]]
     waits = None

@@ -62,7 +62,7 @@ class Directory:
         self._home_of = np.full(slots, -1, np.int32)
         self._last = np.full(slots, -1, np.int64)  # of each slot: the last batch known to name its row
         self._window: collections.deque[np.ndarray] = collections.deque()  # homes of the batches seen, not admitted
-        self._named: np.ndarray | None = None  # int32 [homes], the last batch seen to name each; None if few are in sight
+        self._named: np.ndarray | None = None  # int32 [homes], the last batch to name each; None if few are seen
         self._queues: dict[int, collections.deque[np.ndarray]] = {}  # slots by `_last`
         self._stamped: list[int] = []  # the batches that have queues, ascending
         self._entries = 0  # of all queues, stale ones too

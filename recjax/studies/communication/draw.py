@@ -26,6 +26,7 @@ _PHASES = {
     "pooled_grad_exchange": "their gradients (alltoallv-2, backward)",
 }
 _LINES = ("-", "--", ":", "-.")
+_OPAQUE: dict[str, Any] = {"framealpha": 1, "edgecolor": "none"}  # legends, through which no line of the grid goes
 
 
 def of_variation(cases: Mapping[str, Any], variation: str) -> list[str]:
@@ -87,7 +88,7 @@ def _sizes(cases: Mapping[str, Any], kind: str) -> bytes:
             if row == 0:
                 panel.set_title(title, fontsize=10)
                 panel.margins(y=0.45)
-                panel.legend(fontsize=7, frameon=False, loc="upper left")
+                panel.legend(fontsize=7, loc="upper left", **_OPAQUE)
             else:
                 panel.set_xlabel("message of at least")
     figure.suptitle(f"{kind}, a rank and step", fontsize=11)
@@ -142,7 +143,7 @@ def _ranks(cases: Mapping[str, Any]) -> bytes:
                            color=plots.PALETTE[place], linewidth=2,
                            label=f"{label('placement', name)}: max/mean {uneven:.2f}")  # fmt: skip
             panel.set_ylim(0, 1.35 * max(max(cases[name]["phases"][phase][way]) for name in names) / 2**10)
-            panel.legend(fontsize=8, frameon=False, loc="upper right")
+            panel.legend(fontsize=8, loc="upper right", **_OPAQUE)
             panel.set_ylabel(f"KiB {way} in a step")
             if row == 0:
                 panel.set_title(_PHASES[phase], fontsize=10)

@@ -16,7 +16,7 @@ _LARGEST_LAYER = 8 * _MIB  # 2048 x 2048 weights of 16 bits
 _FLAT = ("Flat100G", "Flat800G")
 _QUESTION = "studied; no number is known here"
 _DIFFER = "flat and hierarchical systems differ in sensitivity"
-_COMPARED_NS = 1_344_177  # what 128 ranks take here for 8 MiB in one chunk, which was compared with the public simulator
+_COMPARED_NS = 1_344_177  # of 128 ranks for 8 MiB in one chunk, which was compared with the public simulator
 _AGREES = ("the public simulator's analytical model says the same as ours: it takes 1,343,955 ns with congestion for 8 "
            "MiB in one chunk, ours 1,344,177")  # fmt: skip
 
