@@ -136,6 +136,7 @@ def steps_kept(run: Path) -> list[int]:
     return Checkpoints(run / "checkpoints", 2).steps()
 
 
+@pytest.mark.wide  # `test_chain.py` kills at every place of a save
 def test_kill_9_at_ten_random_moments(preset: Path, whole: Path, tmp_path: Path) -> None:
     """Half of them within some milliseconds of a checkpoint's appearing or going."""
     seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
