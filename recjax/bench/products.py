@@ -7,6 +7,7 @@ less what an empty program takes.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 import time
@@ -75,7 +76,7 @@ def _figures(table: Table, chosen: Products) -> dict[str, Any]:
         ways = chosen.of(shape)
         library = "onednn" if chosen.onednn else "xla"
         by = {product: "kernels" if getattr(ways, product) == "kernels" else library for product in PRODUCTS}
-        sizes = {"rows": shape.rows, "terms": shape.terms, "columns": shape.columns, "dtype": shape.dtype}
+        sizes = dataclasses.asdict(shape)
         layers.append({**sizes, "us": us, "chosen": by})
     return {"layers": layers, "onednn": chosen.onednn, "products": chosen.in_words()}
 

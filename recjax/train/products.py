@@ -37,7 +37,7 @@ def is_file(choice: str) -> bool:
 
 
 def set_products(model: nnx.Module, config: RunConfig, mesh: Mesh) -> Products | None:
-    """Tells a model's dense layers who computes their products, and returns that; None: who usually does.
+    """Sets who computes the products of a model's dense layers, and returns that; None: who usually does.
 
     Raises:
       ConfigError: `train.products` asks for what is not to be had here, or names a table that is none, of another

@@ -28,7 +28,7 @@ from recjax.utils.text import aligned
 
 
 def placed(preset: str, batch: int, overrides: list[str]) -> Callable[[], Any]:
-    """What places the first batch of a preset."""
+    """Returns the call that places the first batch of a preset."""
     how = ["train.routing=device", "train.workers=0", "mesh.devices=8", "mesh.platform=cpu"]
     trainer = build_trainer(load(preset, [f"train.batch_size={batch}", *how, *overrides]), weights=False)
     routed = next(trainer.routed_batches()).routed

@@ -135,7 +135,7 @@ def test_files_are_read_together(tmp_path, opened, unit):
 
 
 def test_cells_that_follow_each_other_are_pieces() -> None:
-    """Of at most so many bytes; a cell is a record, or a unit of several."""
+    """Pieces have at most so many bytes; a cell is a record, or a unit of several."""
     assert records.Cells.of(1024, 512) == records.Cells(1, 1024)
     assert records.Cells.of(128, 512) == records.Cells(4, 512)
     cells, numbers = records.Cells(1, 1024), np.array([0, 1, 2, 5, 6, 9])
