@@ -171,7 +171,7 @@ def _wrong(event: Event, rank: int, world: int) -> str:
     if event.kind not in COLLECTIVES:
         return f"the kind is none of {', '.join(COLLECTIVES)}, {COMPUTE}"
     if rank not in event.group and event.kind not in ("send", "recv"):
-        return f"this rank is not in its group {list(event.group[:8])}"
+        return f"this rank, the last number in its file's name, is not in its group {list(event.group[:8])}"
     if len(set(event.group)) != len(event.group) or not all(0 <= r < world for r in event.group):
         return f"its group {list(event.group[:8])} holds a rank twice or one that does not exist"
     for what in (event.sends, event.receives):

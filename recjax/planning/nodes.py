@@ -137,7 +137,8 @@ def bounds(need: Need, node: Node, nodes: int, tiers: bool) -> dict[str, float]:
     within = held.behind(nodes * node.dram_bytes) if node.dram_bytes else held.within
     reads = need.steps_per_s * Cache(need.rows, within, 0.0).misses
     used["disk reads"] = reads / (nodes * node.disk_reads)
-    used["disk writes"] = 4096 * reads / (nodes * node.disk_rate)  # as many rows go as come
+    # As many rows go as come, and a disk gives each a block of 4 KiB, whatever the row takes.
+    used["disk writes"] = 4096 * reads / (nodes * node.disk_rate)
     return used
 
 

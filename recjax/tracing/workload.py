@@ -52,7 +52,8 @@ def read_workload(folder: Path, topology: Topology | None) -> Workload:
             f"{folder} lacks the file of rank {missing[0]} of {trace.world}: all are needed to simulate it."
         )
     if topology and trace.world != topology.size:
-        raise DataError(f"{folder} has {trace.world} ranks, and --topology {topology.size}. Give one of as many.")
+        has = "1 rank" if trace.world == 1 else f"{trace.world} ranks"
+        raise DataError(f"{folder} has {has}, and --topology {topology.size}. Give one of as many.")
     linked = any(event.deps for events in trace.ranks.values() for event in events)
     ranks = [_placed(trace.ranks[rank], linked) for rank in range(trace.world)]
     late_ns = [_late_ns(events) for events in ranks]

@@ -1,16 +1,20 @@
 """`train.products`: who computes the products of a run's dense layers, what a run keeps of that, what is refused."""
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from flax import nnx
 from support.commands import SMALL, assert_refused, inside, lines_of, write_preset
 from support.products import times, write_table
 
 import recjax
 from recjax import kernels
+from recjax.errors import ConfigError
 from recjax.models.layers import Linear
 from recjax.models.products import LayerShape, onednn_there
-from recjax.train.products import layer_shapes
+from recjax.train.products import layer_shapes, set_products
 from recjax.train.trainer import build_trainer
 
 BY_TABLE = "by table: 8 of 12 by kernels, the others by XLA"  # four layers, of different sizes
@@ -38,8 +42,6 @@ def test_the_sizes_of_layers_are_those_of_a_part_of_a_devices_samples():
 def test_layers_are_told_who_computes_their_products(choice, tmp_path):
     asked = write_table(tmp_path / "table.json", MIXED) if choice == "table" else choice
     trainer = build_trainer(recjax.load(*SYNTHETIC, f"train.products={asked}"), weights=False)
-    from flax import nnx
-
     told = {module.products for _, module in nnx.iter_graph(trainer.model) if isinstance(module, Linear)}
     assert told == {trainer.products}
     shape = LayerShape(13, 64, 32, "float32")
@@ -124,6 +126,18 @@ def test_a_table_of_another_machine_is_refused(preset, tmp_path):
 )  # fmt: skip
 def test_what_is_not_to_be_had_is_refused(settings, why, preset, tmp_path):
     assert_refused(inside("train", preset, *SMALL, *settings, "--out", tmp_path / "run"), 2, why)
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_accelerators_multiply_as_they_always_do(platform, tmp_path):
+    mesh = SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
+    for choice in ("auto", "xla"):
+        assert set_products(nnx.Module(), recjax.load(*SYNTHETIC, f"train.products={choice}"), mesh) is None
+    for choice in ("kernels", "onednn", write_table(tmp_path / "table.json", MIXED)):
+        with pytest.raises(
+            ConfigError, match=f"={choice} is for CPUs, and the mesh is of {platform} devices. Leave it"
+        ):
+            set_products(nnx.Module(), recjax.load(*SYNTHETIC, f"train.products={choice}"), mesh)
 
 
 def test_a_table_lacks_a_dtype(preset, tmp_path):
