@@ -35,8 +35,9 @@ from recjax.tiers.disk_speed import disk_rates
 from recjax.utils import processor
 
 Tell = Callable[[str], None]
-_RUNS = 20  # of a case in a pass, at most; 3 at least, of which the first does not count
+_RUNS, _LEAST_RUNS = 20, 4  # of a case in a pass, of which the first does not count
 _LEAST_US = 0.05  # that a case takes: below, the clock says nothing
+_LEAST_FOR_RATE_US = 200.0  # that a product takes which may tell a peak rate
 _CHAIN = (16, 144)  # lengths of the chains that overheads are read from
 _COLLECTIVE_BYTES = tuple(2**e for e in range(10, 25, 2))
 _QUICK_BYTES = (2**12, 2**20)
@@ -76,17 +77,11 @@ class _Timed:
 
     def measure(self, budget_s: float, empty_s: float) -> None:
         """A pass over this case alone."""
-        runs: list[tuple[float, float, float]] = []  # of all of it, of what is timed, of CPU time
+        runs: list[tuple[float, float, float]] = []
         began = time.perf_counter()
         for _ in range(_RUNS):
-            cpu, start = time.process_time(), time.perf_counter()
-            timed = self.run()
-            end = time.perf_counter()
-            if isinstance(timed, float):
-                runs.append((end - start, timed, timed))
-            else:
-                runs.append((end - start, end - start, time.process_time() - cpu))
-            if len(runs) > 2 and end - began > budget_s:
+            runs.append(self._once())
+            if len(runs) >= _LEAST_RUNS and time.perf_counter() - began > budget_s:
                 break
         whole, middle, cpu_s = (float(np.median(of)) for of in zip(*runs[1:], strict=True))
         dispatch_s = empty_s if self.case.dispatched else 0.0
@@ -94,6 +89,19 @@ class _Timed:
         self.middle_s.append(middle - dispatch_s)
         if self.case.threaded:
             self.threads.append(_at_a_time([self.run, self.other], whole))
+
+    def _once(self) -> tuple[float, float, float]:
+        """Runs it: time of all of it, of what is timed, and of the CPU, s.
+
+        What it returns is gone afterwards, so that the next run writes to the same memory: memory that is touched for
+        the first time takes longer than most cases.
+        """
+        cpu, start = time.process_time(), time.perf_counter()
+        timed = self.run()
+        end = time.perf_counter()
+        if isinstance(timed, float):
+            return end - start, timed, timed
+        return end - start, end - start, time.process_time() - cpu
 
     def point(self, cores: int) -> Point:
         """Its median over the passes."""
@@ -197,8 +205,7 @@ def _at_a_time(runs: Sequence[Run], alone_s: float) -> float:
 
 def _compiled(mesh: Mesh, effort: Effort, tell: Tell) -> tuple[list[_Timed], list[_Collective], dict[str, _Timed]]:
     """All cases, compiled and run once: kernels and host stages, collectives, overheads."""
-    platform_of = mesh.devices.flat[0].platform
-    cases = kernel_cases(effort.quick, ("f32",) if effort.quick and platform_of == "cpu" else ("f32", "bf16"))
+    cases = kernel_cases(effort.quick, ("f32", "bf16"))
     cases += host_cases(mesh, effort.quick)
     timed, said = [], time.monotonic()
     for number, case in enumerate(cases):
@@ -313,7 +320,7 @@ def _rates(timed: Sequence[_Timed], cores: int) -> dict[str, Quantity]:
     for one in timed:
         us = one.point(cores).us
         base, _, variant = one.case.kernel.partition(".")
-        if base == "matmul":
+        if base == "matmul" and us > _LEAST_FOR_RATE_US:
             dtype = variant.rpartition("_")[2]
             flops[dtype] = max(flops.get(dtype, 0.0), of_sizes(one.case.kernel, one.case.sizes).flops / us * 1e6)
         if one.case.kernel == "elementwise":

@@ -78,32 +78,32 @@ def kernel_cases(quick: bool, dtypes: Sequence[str]) -> list[Case]:
 def _classes(dtypes: Sequence[str]) -> Iterator[_Class]:
     mnk, small, batches = ("m", "n", "k"), (4, 16, 64, 256, 1024), (64, 512, 4096, 16_384)
     outer = ((300, 100, 30), (2000, 500, 200), (1000, 32, 700), (8192, 128, 128))
-    few = ((64, 1024), (16, 256), (16, 256))
+    few = ((256, 4096), (1, 32, 512), (16, 512))
     for layout in ("nn", "nt"):
         yield _Class(f"matmul.{layout}_f32", mnk, (batches, (1, *small[1:]), small), outer, few,
                      ((300, 100, 30),), functools.partial(_matmul, layout, "f32"))  # fmt: skip
     tn = functools.partial(_matmul, "tn", "f32")
     yield _Class("matmul.tn_f32", mnk, ((4, 16, 60, 250, 1000), (1, *small[1:]), batches),
                  ((30, 100, 300), (200, 500, 2000), (700, 32, 1000), (128, 128, 8192)),
-                 ((16, 250), (16, 256), (64, 1024)), ((30, 100, 300),), tn)  # fmt: skip
+                 ((16, 500), (1, 32, 512), (256, 4096)), ((30, 100, 300),), tn)  # fmt: skip
     yield _Class("matmul.strided_tn_f32", mnk, ((256, 512, 1024), (1, *small[1:]), batches),
                  ((512, 200, 2000), (768, 32, 1000), (512, 128, 8192)),
-                 ((256, 512), (16, 256), (64, 1024)), ((512, 100, 300),), tn)  # fmt: skip
+                 ((256, 1024), (1, 32, 512), (256, 4096)), ((512, 100, 300),), tn)  # fmt: skip
     for dtype in dtypes:
         if dtype != "f32":
             # Gradients of weights come as these, too: few rows, and sums over the batch.
             for layout, name in (("nn", f"matmul.{dtype}"), ("nt", f"matmul.nt_{dtype}")):
                 yield _Class(name, mnk, ((16, 128, 1024, 8192), (16, 128, 1024), (16, 128, 1024, 8192)),
-                             (*outer[:2], (60, 200, 4000)), ((64, 1024), (16, 256), (16, 256)), (),
+                             (*outer[:2], (60, 200, 4000)), ((16, 512, 4096), (16, 256), (16, 512, 4096)), (),
                              functools.partial(_matmul, layout, dtype), _affordable)  # fmt: skip
     # Of an interaction: [F, D] of a sample with itself, and on the way back [F, F] with [F, D]. F is any number.
     samples, vectors, dims = (256, 4096), (3, 5, 9, 19, 41), (8, 16, 32, 64, 128)
     batched = ("batch", "m", "n", "k")
     yield _Class("batched_matmul.nt_f32", batched, (samples, vectors, vectors, dims),
-                 ((1024, 27, 27, 64), (2048, 10, 10, 16), (8192, 5, 5, 16)), ((256, 1024), (3, 27), (3, 27), (16, 64)),
+                 ((1024, 27, 27, 64), (2048, 10, 10, 16), (8192, 5, 5, 16)), ((256, 4096), (3, 27), (3, 27), (16, 128)),
                  ((512, 11, 11, 32),), functools.partial(_batched, "nt"), lambda B, m, n, k: m == n)  # fmt: skip
     yield _Class("batched_matmul.nn_f32", batched, (samples, vectors, dims, vectors),
-                 ((1024, 27, 64, 27), (2048, 10, 16, 10), (8192, 5, 16, 5)), ((256, 1024), (3, 27), (16, 64), (3, 27)),
+                 ((1024, 27, 64, 27), (2048, 10, 16, 10), (8192, 5, 16, 5)), ((256, 4096), (3, 27), (16, 128), (3, 27)),
                  ((512, 11, 32, 11),), functools.partial(_batched, "nn"), lambda B, m, n, k: m == k)  # fmt: skip
     # XLA calls a library for each product of so small matrices, and nothing for larger ones.
     for layout in ("nt", "nn"):
@@ -114,26 +114,42 @@ def _classes(dtypes: Sequence[str]) -> Iterator[_Class]:
     rows, row_bytes = (256, 2**11, 2**14, 2**17, 2**20), (4, 16, 64, 256, 512)
     held = ((1000, 128, 2**20), (20_000, 64, 2**24), (10_000, 256, 2**26))
     yield _Class("gather", lookup, (rows, row_bytes, (2**16, 2**21, 2**25, 2**27)), held,
-                 ((256, 8192), (64, 512), (2**16, 2**24)), held[:1], _gather, _fits)  # fmt: skip
+                 ((256, 2**15), (4, 64, 512), (2**16, 2**25)), held[:1], _gather, _fits)  # fmt: skip
     for kernel, look_up in (("gather.fused", _gather_fused), ("scatter.add", _scatter_add)):
         yield _Class(kernel, lookup, (rows, row_bytes, (2**16, 2**21, 2**25)), held[:2],
-                     ((256, 8192), (64, 512), (2**16, 2**23)), held[:1], look_up, _fits)  # fmt: skip
+                     ((256, 2**15), (4, 64, 512), (2**16, 2**25)), held[:1], look_up, _fits)  # fmt: skip
     yield _Class("scatter.sorted", lookup, (rows[:-1], row_bytes, (2**18, 2**21, 2**25, 2**27)), held,
-                 ((256, 4096), (64, 512), (2**18, 2**24)), held[:1], _scatter_sorted, _has_rows)  # fmt: skip
+                 ((256, 2**15), (4, 64, 512), (2**18, 2**25)), held[:1], _scatter_sorted, _has_rows)  # fmt: skip
     yield _Class("sort", ("keys", "operands"), ((2**8, 2**12, 2**16, 2**18), (1, 2)), ((20_000, 2),),
                  ((2**8, 2**14), (1, 2)), ((2000, 2),), _sort)  # fmt: skip
-    passes, few_bytes = tuple(2**e for e in range(8, 28)), (2**10, 2**16, 2**22)
-    middle, quick_middle = ((3000,), (100_000,), (5_000_000,)), ((100_000,),)
-    for kernel, make in (("elementwise", _pass(lambda x: x * 1.5 + 1, 8)),
-                         ("elementwise.bf16", _pass(lambda x: (x * 1.5 + 1).astype(jnp.bfloat16), 6)),
-                         # columns of rows, as they are cut
-                         ("copy", _pass(lambda x: jax.lax.slice_in_dim(x, 16, 32, axis=1), 8 * 16, 3 * 16)),
-                         ("copy.joined", _copy_joined), ("copy.transposed", _copy_transposed),
-                         ("reduce.rows", _pass(lambda x: x.sum(axis=1), 256, 64)),
-                         ("reduce.columns", _pass(lambda x: x.sum(axis=0), 256, 64))):  # fmt: skip
-        yield _Class(kernel, ("bytes",), (passes,), middle, (few_bytes,), quick_middle, make)
+    for kernel, each, make in (
+        ("elementwise", 8, _pass(lambda x: x * 1.5 + 1, 8)),
+        ("elementwise.bf16", 6, _pass(lambda x: (x * 1.5 + 1).astype(jnp.bfloat16), 6)),
+        # columns of rows, as they are cut
+        ("copy", 128, _pass(lambda x: jax.lax.slice_in_dim(x, 16, 32, axis=1), 128, 48)),
+        ("copy.joined", 512, _copy_joined),
+        ("copy.transposed", 8, functools.partial(_copy_transposed, "f32")),
+        ("copy.bf16_transposed", 4, functools.partial(_copy_transposed, "bf16")),
+        ("reduce.rows", 256, _pass(lambda x: x.sum(axis=1), 256, 64)),
+        ("reduce.columns", 256, _pass(lambda x: x.sum(axis=0), 256, 64)),
+    ):
+        yield _Class(kernel, ("bytes",), (_bytes(each, *range(8, 28)),), _held_bytes(each, 11, 16, 22),
+                     (_bytes(each, 10, 16, 20, 25),), _held_bytes(each, 18), make)  # fmt: skip
     yield _Class("transcendental", ("elements",), (tuple(2**e for e in range(6, 23, 2)),), ((50_000,),),
-                 ((2**8, 2**16),), (), _pass(lambda x: jnp.exp(x), 1))  # fmt: skip
+                 ((2**8, 2**16, 2**20),), (), _pass(lambda x: jnp.exp(x), 1))  # fmt: skip
+
+
+def _bytes(each: int, *exponents: int) -> tuple[int, ...]:
+    """About 2 to these exponents of bytes, for a count of elements or rows with many factors of two, as a batch has.
+
+    Of an odd number of elements XLA's code is several times as slow.
+    """
+    return tuple(sorted({each << max(0, exponent - each.bit_length() + 1) for exponent in exponents}))
+
+
+def _held_bytes(each: int, *exponents: int) -> tuple[tuple[int], ...]:
+    """Some in the midst between those of `_bytes`: a quarter more than these."""
+    return tuple((size + size // 4,) for size in _bytes(each, *exponents))
 
 
 def _affordable(m: int, n: int, k: int) -> bool:
@@ -261,8 +277,8 @@ def _copy_joined(moved: int) -> Run:
     return runner(lambda *parts: jnp.concatenate(parts, axis=1), *[part + i for i in range(4)])
 
 
-def _copy_transposed(moved: int) -> Run:
+def _copy_transposed(dtype: str, moved: int) -> Run:
     """A batch of 4,096 rows, or fewer where it would have less than 8 columns."""
-    count = max(8, moved // 8)
+    count = max(8, moved // {"f32": 8, "bf16": 4}[dtype])
     columns = max(8, count // 4096)
-    return runner(lambda x: jnp.copy(x.T), _values((count // columns, columns)))
+    return runner(lambda x: jnp.copy(x.T), _values((count // columns, columns), dtype))

@@ -1,8 +1,8 @@
 """Cost models: the time of a kernel on a machine.
 
 Where the machine was measured, a class's points are a grid over the logarithms of its sizes, and times between them are
-multilinear in these logarithms. A larger size never takes less: where points say so, the geometric mean of raising the
-one and of lowering the other stands in for both. Below the grid the least size's time holds (a kernel has a floor);
+multilinear in these logarithms. A larger size never takes less: where points say so, their geometric mean stands in for
+them (isotonic regression along each size). Below the grid the least size's time holds (a kernel has a floor);
 above it time grows as each size does, but for the sizes that only say where the data lie. Corners of the grid that
 nobody measured take the roofline's time, times what the nearest point is off it.
 
@@ -26,6 +26,7 @@ from recjax.planning.machine import COLLECTIVES, HOST, SIZES, Kernel, Machine, P
 from recjax.planning.work import Work
 from recjax.utils.bus import bus_factor
 
+_SWEEPS = 4  # over all sizes, of evening out
 _DTYPES = {"f32": "flops_f32", "bf16": "flops_bf16", "f16": "flops_bf16", "f64": "flops_f64"}
 
 
@@ -73,6 +74,13 @@ class Costs:
         ratio = roofline_us(work, self.machine) / roofline_us(as_measured, self.machine)
         return dataclasses.replace(cost, us=cost.us * max(1.0, ratio))
 
+    def outside(self, work: Work) -> float:
+        """Returns how many times some work is outside of the points of its class: 1 within; inf if there are none."""
+        kernel = self.machine.kernel(work.kernel)
+        if kernel is None or not kernel.points:
+            return math.inf
+        return self._grid(work.kernel, kernel).outside(work.sizes)
+
     def host(self, stage: str, **sizes: float) -> Cost:
         """The cost of a host's stage; 0 if the machine does not know it."""
         kernel = self.machine.kernel(stage)
@@ -114,11 +122,26 @@ class _Grid:
             sizes = dict(zip(names, np.exp(at_S), strict=True))
             us[place] = off_P[near] + math.log(roofline(sizes))
             cores[place] = max(1.0, points[near].cores)
-        raised, lowered = us, us
+        for _ in range(_SWEEPS):
+            for axis in range(len(names)):
+                us = np.apply_along_axis(_isotonic, axis, us)
+        raised, lowered = us, us  # what the sweeps of several sizes leave
         for axis in range(len(names)):
             raised = np.maximum.accumulate(raised, axis=axis)
             lowered = np.flip(np.minimum.accumulate(np.flip(lowered, axis), axis=axis), axis)
         self._log_us, self._cores = (raised + lowered) / 2, cores
+
+    def outside(self, sizes: Mapping[str, float]) -> float:
+        """Returns how many times larger than the largest point, or smaller than the least, these sizes are; 1 within.
+
+        Sizes that only say where the data lie do not count.
+        """
+        far = 0.0
+        for name, axis in zip(self._names, self._axes, strict=True):
+            if name not in self._places:
+                at = math.log(max(sizes[name], 1e-9))
+                far += max(at - axis[-1], axis[0] - at, 0.0)
+        return math.exp(far)
 
     def at(self, sizes: Mapping[str, float]) -> Cost:
         """The time and cores of some sizes."""
@@ -139,6 +162,21 @@ class _Grid:
                 log_us += weight * self._log_us[place]
                 cores += weight * self._cores[place]
         return Cost(math.exp(log_us + beyond), cores)
+
+
+def _isotonic(values_N: np.ndarray) -> np.ndarray:
+    """The nearest values, in squares, of which none is less than the one before (pool adjacent violators)."""
+    means: list[float] = []
+    counts: list[int] = []
+    for value in values_N:
+        mean, count = float(value), 1
+        while means and means[-1] > mean:
+            mean = (mean * count + means[-1] * counts[-1]) / (count + counts[-1])
+            count += counts.pop()
+            means.pop()
+        means.append(mean)
+        counts.append(count)
+    return np.repeat(means, counts)
 
 
 def of_sizes(kernel: str, sizes: Mapping[str, float]) -> Work:

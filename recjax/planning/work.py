@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from recjax.utils.hlo import Array, Computation, Instruction, Program
 
@@ -190,7 +190,7 @@ def _heavy(instruction: Instruction, operands: list[Instruction]) -> Work | None
     if opcode == "gather":
         slices = instruction.numbers("slice_sizes")
         table, ids = operands[0].arrays[0], operands[1].arrays[0]
-        row_bytes = math.prod(slices) * table.item_bytes
+        row_bytes = _together(slices, table.dims) * table.item_bytes
         return gather(instruction.arrays[0].bytes / max(row_bytes, 1.0), row_bytes, table.bytes, ids.bytes)
     if opcode == "scatter":
         tables = len(instruction.arrays)
@@ -212,6 +212,16 @@ def _heavy(instruction: Instruction, operands: list[Instruction]) -> Work | None
         flops = sum(o.arrays[0].size for o in arrays)
         return Work(f"reduce.{'rows' if rows else 'columns'}", {"bytes": moved}, flops, moved)
     return None
+
+
+def _together(slices: Sequence[int], dims: Sequence[int]) -> int:
+    """Elements of a slice that lie one after the other: of rows all of them, of columns one."""
+    count = 1
+    for taken, size in zip(reversed(slices), reversed(dims), strict=True):
+        count *= taken
+        if taken < size:
+            break
+    return count
 
 
 def _called(instruction: Instruction, operands: list[Instruction]) -> Work | None:
@@ -322,16 +332,17 @@ def _streamed(members: Iterable[Instruction], moved: float, needed: Mapping[str,
     """One pass over so many bytes; `needed` says how many elements of each member are computed.
 
     Its class says how it goes through them: "copy.transposed" if it changes their order, "copy.joined" if it puts
-    pieces side by side, else "elementwise" if it computes, with a variant where numbers have 16 bits, or "copy".
+    pieces side by side, else "elementwise" if it computes, or "copy". Passes that compute or change the order have a
+    variant where numbers have 16 bits.
     """
     busy = [i for i in members if i.opcode not in FREE]
     flops = sum(needed.get(i.name, 0.0) for i in busy if i.opcode not in _MOVES and i.arrays)
+    narrow = next((a.dtype for i in busy for a in i.arrays if a.dtype in _NARROW and a.size > 1), "")
     if any(_transposes(i) for i in busy):
-        kind = "copy.transposed"
+        kind = f"copy.{narrow}_transposed" if narrow else "copy.transposed"
     elif any(i.opcode == "concatenate" for i in busy):
         kind = "copy.joined"
     elif flops:
-        narrow = next((a.dtype for i in busy for a in i.arrays if a.dtype in _NARROW and a.size > 1), "")
         kind = f"elementwise.{narrow}" if narrow else "elementwise"
     else:
         kind = "copy"
