@@ -16,7 +16,7 @@ from recjax.bench import compile_report, targets
 from recjax.bench.breakdown import part_of, scopes
 from recjax.bench.run import Options, bench
 from recjax.config.run import RunConfig
-from recjax.planning import draw
+from recjax.planning import draw, reach
 from recjax.planning.graph import read_graph
 from recjax.planning.machine import Machine
 from recjax.planning.predict import HostWork, Prediction, figures, predict
@@ -168,6 +168,8 @@ def to_text(result: dict[str, Any]) -> str:
         lines.append(f"the machine file says nothing of {', '.join(result['missing'])}: taken for nothing")
     if result["unknown"]:
         lines.append(f"work that the program's text does not tell: {', '.join(result['unknown'][:5])}")
+    if far := reach.to_text(result["outside"]):
+        lines.append(f"{far}; take the prediction for a rough one, or calibrate without --quick")
     lines.append("bounds, ms: " + ", ".join(f"{name} {_ms(ms)}" for name, ms in result["bounds_ms"].items()))
     lines.append(
         f"predicted: {_ms(result['step_ms'])} ms a step, {result['samples_per_s']:,.0f} samples/s, bound by "

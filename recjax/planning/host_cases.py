@@ -26,6 +26,7 @@ from recjax.parallel.mesh import put_share
 from recjax.planning.cases import Case, Run
 from recjax.planning.tier_cases import tier_cases
 
+_IDS, _FEW_IDS = tuple(2**e for e in (10, 12, 14, 16, 18)), (2**10, 2**14)
 _FEATURES, _FEW_FEATURES = (1, 8, 40), (2, 26)  # of the batches, each of one id a sample and a table of its own
 _MOST_SAMPLES = 2**16  # of a batch
 _ROUTED_FOR = (1, 8, 64)  # devices, which need not be here
@@ -34,7 +35,7 @@ _SOURCES = {"": "host_read", "synthetic": "host_read.synthetic"}  # prepared dat
 
 def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
     """The cases of all stages."""
-    sizes, features = _sizes(quick, 2**10, 2**14, 2**18), _FEW_FEATURES if quick else _FEATURES
+    sizes, features = (_FEW_IDS, _FEW_FEATURES) if quick else (_IDS, _FEATURES)
     of_reading = [
         (ids, count, False) for ids, count in itertools.product(sizes, features) if ids // count <= _MOST_SAMPLES
     ]
@@ -48,20 +49,19 @@ def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
             threads = stage != "host_pack"  # that the main thread does alone
             yield Case(stage, {**named, "devices": float(devices)}, make, held, False, threads)
     here = sorted({1, mesh.devices.size})
-    moves = itertools.product(_sizes(quick, 2**12, 2**20, 2**24), (1, 64) if quick else (1, 8, 64), here)
+    moves = itertools.product(
+        (2**12, 2**20) if quick else tuple(2**e for e in (12, 16, 20, 24)), (1, 64) if quick else (1, 8, 64), here
+    )
     for moved, arrays, devices, held in [*((*move, False) for move in moves), (200_000, 20, 1, True)]:
         placed = {"bytes": float(moved), "arrays": float(arrays), "devices": float(devices)}
         yield Case("host_place", placed, functools.partial(_place, moved, arrays, devices, mesh), held, False)
-    of_dispatch = [(arguments, devices, False) for arguments in _sizes(quick, 4, 16, 64, 256) for devices in here]
+    of_dispatch = [
+        (arguments, devices, False) for arguments in ((4, 16, 64) if quick else (4, 16, 64, 256)) for devices in here
+    ]
     for arguments, devices, held in [*of_dispatch, (30, 1, True)]:
         called = {"arguments": float(arguments), "devices": float(devices)}
         yield Case("host_dispatch", called, functools.partial(_dispatch, arguments, devices, mesh), held, False)
     yield from tier_cases(mesh, quick)
-
-
-def _sizes(quick: bool, *sizes: int) -> tuple[int, ...]:
-    """All of these sizes, or all but the largest."""
-    return sizes[:-1] if quick else sizes
 
 
 _ROWS = (10, 100, 1000, 10_000, 100_000, 100_000, 1_000_000, 1_000_000)

@@ -17,6 +17,7 @@ from typing import Any
 from recjax.planning.costs import Cost, Costs
 from recjax.planning.graph import Graph
 from recjax.planning.machine import Machine
+from recjax.planning.reach import outside
 from recjax.planning.schedule import Schedule, schedule
 
 WORKERS, MAIN, INTERPRETER = "reading and routing", "main thread", "interpreter"
@@ -202,7 +203,7 @@ def figures(prediction: Prediction) -> dict[str, Any]:
       "machine", "measured_machine"; "step_ms", "samples_per_s", "bound_by", "cpu_ms"; "bounds_ms"; "host_ms" by stage;
       "device": "kernels", "collectives", "gflop", "exposed_ms" of collectives; "parts_ms", each moment split among what
       runs then; "critical_path", "nodes", "parts_ms" and the "longest" of it, each with "name", "part", "kind",
-      "start_ms", "ms"; "unknown" and "missing", what is not in it.
+      "start_ms", "ms"; "unknown" and "missing", what is not in it; "outside", see `recjax.planning.reach`.
     """
     spans, nodes = prediction.schedule.spans, prediction.graph.nodes
     path: list[dict[str, Any]] = [
@@ -243,6 +244,7 @@ def figures(prediction: Prediction) -> dict[str, Any]:
         },
         "unknown": list(prediction.graph.unknown),
         "missing": [name.removeprefix("host_") for name in prediction.missing],
+        "outside": [dataclasses.asdict(one) for one in outside(prediction.graph, machine)],
     }
 
 

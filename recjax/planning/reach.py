@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from recjax.planning.costs import Costs
 from recjax.planning.graph import Graph
@@ -25,12 +26,12 @@ class Outside:
 
     Attributes:
       kernel: name of the class.
-      times: how far outside, the most of all its kernels; inf if no size of the class was measured.
+      times: how far outside, the most of all its kernels; None if no size of the class was measured.
       share: of the time of all kernels and collectives that these take.
     """
 
     kernel: str
-    times: float
+    times: float | None
     share: float
 
 
@@ -51,7 +52,11 @@ def outside(graph: Graph, machine: Machine) -> list[Outside]:
         if times > _FAR:
             before, most = far.get(work.kernel, (0.0, 0.0))
             far[work.kernel] = before + us, max(most, times)
-    found = [Outside(kernel, times, us / total) for kernel, (us, times) in far.items() if us > _SHARE * total]
+    found = [
+        Outside(kernel, times if math.isfinite(times) else None, us / total)
+        for kernel, (us, times) in far.items()
+        if us > _SHARE * total
+    ]
     return sorted(found, key=lambda one: -one.share)
 
 
@@ -63,13 +68,10 @@ def _works(graph: Graph, count: int) -> Iterator[tuple[Work, int]]:
             yield work, count * node.trips
 
 
-def to_text(found: Iterable[Outside]) -> str:
-    """One line for people; "" if there are none."""
-    said = [
-        f"{one.kernel} ({'no size measured' if math.isinf(one.times) else f'by a factor of up to {one.times:,.0f}'}, "
-        f"{one.share:.0%} of the kernels' time)"
-        for one in found
-    ]
-    if not said:
-        return ""
-    return f"far outside of the sizes that were measured: {', '.join(said)}; `recjax calibrate` without --quick has more"
+def to_text(found: Iterable[Mapping[str, Any]]) -> str:
+    """One line for people, of `Outside` as JSON values; "" if there are none."""
+    said = []
+    for one in found:
+        far = "no size measured" if one["times"] is None else f"by a factor of up to {one['times']:,.0f}"
+        said.append(f"{one['kernel']} ({far}, {one['share']:.0%} of the kernels' time)")
+    return f"far outside of the sizes that the machine file has: {', '.join(said)}" if said else ""

@@ -39,7 +39,7 @@ _CHUNK = 1 << 16  # rows that are written at a time before any is measured
 def tier_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
     """The cases of one device."""
     one = Mesh(mesh.devices.flat[:1].reshape((1,) * mesh.devices.ndim), mesh.axis_names)
-    named = (2**10, 2**15) if quick else (2**8, 2**11, 2**14, 2**17)
+    named = (2**10, 2**15) if quick else (2**8, 2**10, 2**12, 2**14, 2**16, 2**18)
     for ids, held in itertools.chain(zip(named, itertools.repeat(False)), () if quick else [(50_000, True)]):
         yield Case("host_lookup", {"ids": float(ids)}, functools.partial(_lookup, one, ids), held, False)
     grid = [(2**9, 16), (2**13, 16)] if quick else list(itertools.product((2**8, 2**11, 2**14), (16, 128)))

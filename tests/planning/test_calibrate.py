@@ -1,8 +1,10 @@
 """`recjax calibrate`, on few cases; no time is compared with anything."""
 
 import json
+import weakref
 
 import jax
+import numpy as np
 import pytest
 from support.commands import assert_refused, inside
 
@@ -32,6 +34,28 @@ def test_dispatching_is_timed_with_few_arrays_and_with_many(quick):
     cases_of = [case for case in host_cases(make_mesh(MeshConfig(1, "cpu")), quick) if case.kernel == "host_dispatch"]
     arrays = [case.sizes["arguments"] for case in cases_of if not case.held_out]
     assert min(arrays) == 4 and max(arrays) == (64 if quick else 256)
+
+
+def test_what_a_case_returns_is_gone_before_it_runs_again():
+    """So that it is the same memory that it writes to, and not fresh pages."""
+
+    def run():
+        assert not held or held[-1]() is None
+        made = np.zeros(8)
+        held.append(weakref.ref(made))
+        return made
+
+    held = []
+    timed = calibrate._Timed(cases.Case("copy", {"bytes": 64.0}, lambda: run), run)
+    timed.measure(0.0, 0.0)
+    assert len(held) == 4 and len(timed.middle_s) == 1  # the first does not count
+
+
+def test_passes_are_over_as_many_elements_as_batches_have():
+    for case in cases.kernel_cases(False, ("f32", "bf16")):
+        if case.kernel in ("elementwise", "elementwise.bf16") and not case.held_out:
+            elements = case.sizes["bytes"] / (6 if case.kernel.endswith("bf16") else 8)
+            assert elements >= 16 and elements.is_integer() and not int(elements) & int(elements) - 1
 
 
 @pytest.mark.full

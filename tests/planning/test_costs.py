@@ -52,6 +52,25 @@ def test_points_of_which_a_larger_one_took_less_are_evened_out():
     assert us(costs, "copy", bytes=10) == us(costs, "copy", bytes=100) == pytest.approx(4)
 
 
+def test_one_point_that_was_disturbed_does_not_raise_all_larger_ones():
+    costs = measured("copy", [(10**n, us) for n, us in enumerate((16.0, 1.0, 1.0, 1.0, 8.0, 64.0), 1)])
+    assert us(costs, "copy", bytes=10**4) == pytest.approx(2)  # the geometric mean of 16, 1, 1 and 1
+    assert us(costs, "copy", bytes=10**5) == pytest.approx(8)
+
+
+def test_how_far_outside_of_the_points_a_size_is():
+    costs = measured("gather", [(r, b, t, 1.0) for r, b, t in itertools.product((64, 1024), (16, 64), (2**16, 2**20))])
+    far = {
+        "inside": (512, 32, 2**18),
+        "larger": (4096, 128, 2**20),
+        "smaller": (1024, 4, 2**16),
+        "table": (64, 64, 2**30),
+    }
+    found = {name: costs.outside(gather(r, b, t, 0.0)) for name, (r, b, t) in far.items()}
+    assert found == {"inside": 1, "larger": pytest.approx(4 * 2), "smaller": pytest.approx(4), "table": 1}
+    assert costs.outside(matmul(8, 8, 8, 1, "f32", "nn", 1.0)) == float("inf")
+
+
 def test_a_corner_that_nobody_measured_follows_the_roofline_of_its_neighbour():
     grid = [(m, n, 64, m * n / 64) for m, n in ((64, 64), (64, 4096), (4096, 64))]  # bound by operations
     costs = measured("matmul.f32", grid)

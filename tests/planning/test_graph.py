@@ -95,6 +95,22 @@ def test_a_gather_reads_its_rows_and_not_the_table():
     assert rest.bytes == (128 * 4 + 128 * 64 + 128 * 64) + 128 * 64 - gathered.bytes
 
 
+def test_a_gather_of_columns_reads_their_elements_each_by_itself():
+    text = """
+HloModule jit_step, is_scheduled=true
+
+ENTRY %main (x: f32[512,37], of: s32[81,1]) -> f32[81,512,1] {
+  %x = f32[512,37]{1,0} parameter(0)
+  %of = s32[81,1]{1,0} parameter(1)
+  ROOT %columns = f32[81,512,1]{2,1,0} gather(%x, %of), offset_dims={1,2}, collapsed_slice_dims={}, start_index_map={1}, index_vector_dim=1, slice_sizes={512,1}
+}
+"""  # noqa: E501 (as XLA breaks no lines)
+    (work,) = nodes_of(text)["columns"].works
+    assert dict(work.sizes) == {"rows": 81 * 512, "row_bytes": 4, "table_bytes": 512 * 37 * 4}
+    (rows,) = nodes_of(text.replace("slice_sizes={512,1}", "slice_sizes={512,37}"))["columns"].works
+    assert rows.sizes["row_bytes"] == 512  # all lie in order: long ones count as several
+
+
 def test_an_update_in_place_writes_its_rows_and_not_the_table():
     (work,) = nodes_of(LOOKUP)["written"].works
     assert work.kernel == "scatter.sorted" and work.sizes["rows"] == 128 and work.sizes["row_bytes"] == 64
@@ -244,6 +260,8 @@ def test_a_fusion_computes_what_its_result_asks_for_and_a_pass_is_classed_by_its
     assert nodes["order"].works[0].kernel == "copy.transposed"
     assert nodes["side"].works[0].kernel == "copy.joined"
     assert nodes["same"].works[0].kernel == "copy"  # a dimension of one row may stand anywhere
+    halved = SLICED.replace("f32[96,1,16]", "bf16[96,1,16]").replace("f32[16,96,1]", "bf16[16,96,1]")
+    assert nodes_of(halved)["order"].works[0].kernel == "copy.bf16_transposed"
 
 
 def test_a_long_row_counts_as_several():

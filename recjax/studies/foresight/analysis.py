@@ -31,7 +31,7 @@ class Found:
     name: str
     base: str
     devices: int
-    predicted: Mapping[str, float]
+    predicted: Mapping[str, Any]
     passes: Sequence[Mapping[str, Any]]
 
     def measured(self, what: str = "step_ms") -> float:
@@ -70,6 +70,29 @@ def errors(found: Sequence[Found]) -> dict[str, Any]:
                 of[variant] = dataclasses.asdict(HeldOut.of(pairs)) | {"worst": worst, "low": low}
         of["repeat"] = float(np.exp(np.mean([math.log(one.repeat) for one in own])))
     return result
+
+
+def outside(found: Sequence[Found]) -> list[dict[str, Any]]:
+    """Kernel classes that predictions carry on far beyond what was measured, as `recjax.planning.reach` finds them.
+
+    Returns:
+      for each class "kernel"; "cases", how many need it; "times" and "share", the largest of these; the class
+      first that most cases need.
+    """
+    of: dict[str, list[Mapping[str, Any]]] = {}
+    for case in found:
+        for one in case.predicted.get("outside", ()):
+            of.setdefault(one["kernel"], []).append(one)
+    rows = [
+        {
+            "kernel": kernel,
+            "cases": len(own),
+            "times": None if any(one["times"] is None for one in own) else max(one["times"] for one in own),
+            "share": max(one["share"] for one in own),
+        }
+        for kernel, own in of.items()
+    ]
+    return sorted(rows, key=lambda row: (-row["cases"], -row["share"]))
 
 
 def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:

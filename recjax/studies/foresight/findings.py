@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recjax.planning import reach
 from recjax.studies.foresight import published
 from recjax.studies.foresight.analysis import VARIANTS
 from recjax.studies.foresight.draw import ERRORS, PLANS
@@ -22,7 +23,7 @@ def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Sequen
     rows = [*_errors(result), *_rankings(result["rankings"]), *_signs(result["signs"])]
     drawn = {picture.name: [picture] for picture in pictures}
     errors = Table("predicted over measured time", _error_rows(result["errors"]), (0, 1))
-    sections = [Section("Errors", _conditions(result["about"]), [errors] if result["errors"] else [],
+    sections = [Section("Errors", _conditions(result), [errors] if result["errors"] else [],
                         drawn.get(ERRORS, ()))]  # fmt: skip
     if result["rankings"]:
         sections.append(Section("Plans", (), [_plan_table(row) for row in result["rankings"]], drawn.get(PLANS, ())))
@@ -48,10 +49,14 @@ def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Sequen
     )
 
 
-def _conditions(about: Mapping[str, Any]) -> list[str]:
+def _conditions(result: Mapping[str, Any]) -> list[str]:
+    about = result["about"]
     note = about["calibration"].get("note", "")
     on = f"{about['machine']}{f' ({note})' if note else ''}"
     found = [f"Predicted on {on}; {about['done']} of {about['cases']} cases done."]
+    if far := reach.to_text(result["outside"]):
+        most = max(row["cases"] for row in result["outside"])
+        found.append(f"In up to {most} cases {far}, where that is most: errors say little of a full calibration.")
     found += [f"{about['caveat']}: say so with every figure."] if about["caveat"] else []
     return found + ([] if about["complete"] else ["Not complete: the same command goes on from here."])
 

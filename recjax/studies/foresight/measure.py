@@ -18,6 +18,7 @@ from recjax.planning.costs import Costs
 from recjax.planning.machine import Machine, Quantity
 from recjax.planning.planner import Planner, exact_sizes
 from recjax.planning.predict import DEVICES, Prediction, predict
+from recjax.planning.reach import outside
 from recjax.planning.schedule import node_cost
 from recjax.train.planned import question
 from recjax.train.trainer import build_trainer
@@ -26,25 +27,26 @@ _WARM = 4  # steps that compile and fill the pipeline
 _LEAST = 1e-6  # us, of an overhead that is left out
 
 
-def foreseen(config: RunConfig, machine: Machine) -> dict[str, float]:
+def foreseen(config: RunConfig, machine: Machine) -> dict[str, Any]:
     """Predicted times of a step, ms.
 
     Returns:
       "step_ms" in full; "cpu_ms" of all threads and devices, where they share cores; "kernels_ms", kernels and
       collectives one after the other and nothing else (of devices that share cores: of all of these, over the cores);
       "no_overhead_ms", in full but for the overheads of starting kernels and loops; "sketch_ms", from sizes alone, as
-      the planner sees it.
+      the planner sees it; "outside", classes far outside of what was measured, see `recjax.planning.reach`.
     """
     full = predicted(config, machine)
     overheads = {name: Quantity(_LEAST, q.unit, "left out") for name, q in machine.overheads.items()}
     bare = dataclasses.replace(machine, overheads=overheads)
     without = predict(full.graph, bare, full.host)
-    found = {
+    found: dict[str, Any] = {
         "step_ms": full.step_us / 1e3,
         "kernels_ms": _kernels_us(full, bare) / 1e3,
         "no_overhead_ms": without.step_us / 1e3,
         "sketch_ms": _sketched(config, machine) / 1e3,
         "devices_ms": full.bounds[DEVICES] / 1e3,
+        "outside": [dataclasses.asdict(one) for one in outside(full.graph, machine)],
     }
     return found if full.cpu_us is None else found | {"cpu_ms": full.cpu_us / 1e3}
 

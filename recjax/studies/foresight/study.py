@@ -79,8 +79,9 @@ def study(
 
     Returns:
       JSON values of what there is: "about", with "complete", "cases", "done" and "caveat"; "errors", see
-      `analysis.errors`; "rankings", see `analysis.rankings`; "signs", see `analysis.signs`; "refused", cases with the
-      reason; "published", None if it was not asked for; "lin", what Lin et al. report. And its pictures.
+      `analysis.errors`; "outside", see `analysis.outside`; "rankings", see `analysis.rankings`; "signs", see
+      `analysis.signs`; "refused", cases with the reason; "published", None if it was not
+      asked for; "lin", what Lin et al. report. And its pictures.
 
     Raises:
       ConfigError, DataError: the folder or the machine is another one's.
@@ -115,6 +116,7 @@ def study(
             "versions": {"python": platform.python_version(), "jax": jax.__version__},
         },
         "errors": analysis.errors(configs),
+        "outside": analysis.outside(found),
         "rankings": analysis.rankings([one for one in found if one.kind == "plan"]),
         "signs": analysis.signs(found),
         "refused": refused,
