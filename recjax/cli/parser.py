@@ -216,7 +216,7 @@ def make_parser() -> argparse.ArgumentParser:
     calibrate = verb(names, "calibrate", planning.calibrate, "measure what this machine can do, for plan --predict",
                      "calibrate --out machine.json")  # fmt: skip
     calibrate.add_argument("--out", type=expanded, required=True, metavar="FILE", help="machine file to write")
-    calibrate.add_argument("--quick", action="store_true", help="few and small sizes, in seconds: to try it")
+    calibrate.add_argument("--quick", action="store_true", help="few and small sizes, in a minute: to try it")
     calibrate.add_argument("--devices", type=int, default=2, metavar="N", help="that collectives are measured over; 0: "
                            "all there are (default: 2)")  # fmt: skip
     calibrate.add_argument("--platform", choices=("auto", "cpu", "gpu", "tpu"), default="auto",
