@@ -37,7 +37,7 @@ from recjax.utils import processor
 Tell = Callable[[str], None]
 _RUNS, _LEAST_RUNS = 20, 4  # of a case in a pass, of which the first does not count
 _LEAST_US = 0.05  # that a case takes: below, the clock says nothing
-_LEAST_FOR_RATE_US = 200.0  # that a product takes which may tell a peak rate
+_LEAST_FOR_RATE_US = 100.0  # that a case takes which may tell a peak rate: of less the clock's noise would be the peak
 _CHAIN = (16, 144)  # lengths of the chains that overheads are read from
 _COLLECTIVE_BYTES = tuple(2**e for e in range(10, 25, 2))
 _QUICK_BYTES = (2**12, 2**20)
@@ -77,21 +77,21 @@ class _Timed:
 
     def measure(self, budget_s: float, empty_s: float) -> None:
         """A pass over this case alone."""
-        runs: list[tuple[float, float, float]] = []
+        runs: list[tuple[float, float]] = []
         began = time.perf_counter()
         for _ in range(_RUNS):
             runs.append(self._once())
             if len(runs) >= _LEAST_RUNS and time.perf_counter() - began > budget_s:
                 break
-        whole, middle, cpu_s = (float(np.median(of)) for of in zip(*runs[1:], strict=True))
+        middle, cpu_s = (float(np.median(of)) for of in zip(*runs[1:], strict=True))
         dispatch_s = empty_s if self.case.dispatched else 0.0
         self.cpu_s.append(cpu_s - dispatch_s)
         self.middle_s.append(middle - dispatch_s)
-        if self.case.threaded:
-            self.threads.append(_at_a_time([self.run, self.other], whole))
+        if self._beside:
+            self.threads.append(_at_a_time(self._beside))
 
-    def _once(self) -> tuple[float, float, float]:
-        """Runs it: time of all of it, of what is timed, and of the CPU, s.
+    def _once(self) -> tuple[float, float]:
+        """Runs it: time of what counts and of the CPU, s.
 
         What it returns is gone afterwards, so that the next run writes to the same memory: memory that is touched for
         the first time takes longer than most cases.
@@ -100,8 +100,8 @@ class _Timed:
         timed = self.run()
         end = time.perf_counter()
         if isinstance(timed, float):
-            return end - start, timed, timed
-        return end - start, end - start, time.process_time() - cpu
+            return timed, timed
+        return end - start, time.process_time() - cpu
 
     def point(self, cores: int) -> Point:
         """Its median over the passes."""
@@ -110,9 +110,12 @@ class _Timed:
         return Point(self.case.sizes, us, min(max(busy, 1.0), float(cores)))
 
     @functools.cached_property
-    def other(self) -> Run:
-        """The same once more, for another thread."""
-        return self.case.make()
+    def _beside(self) -> list[Run]:
+        """For two threads, each run once; or nothing."""
+        made = [self.case.beside() for _ in range(2)] if self.case.beside else []
+        for run in made:
+            run()
+        return made
 
 
 def wait_for_each() -> None:
@@ -186,9 +189,15 @@ def with_disk(machine: Machine, folder: Path) -> Machine:
     return dataclasses.replace(machine, rates=machine.rates | rates)
 
 
-def _at_a_time(runs: Sequence[Run], alone_s: float) -> float:
-    """Returns how many threads make progress together: each does one of `runs`, which takes `alone_s` by itself."""
+def _at_a_time(runs: Sequence[Run]) -> float:
+    """Returns how many threads make progress together, each with one of `runs`, which take alike by themselves."""
+    alone_s = _seconds(runs[:1], 3) / 3
     times = max(2, int(0.005 / max(alone_s, 1e-6)))
+    return len(runs) * times * alone_s / _seconds(runs, times)
+
+
+def _seconds(runs: Sequence[Run], times: int) -> float:
+    """The time until as many threads have each done one of `runs` so often."""
 
     def repeat(run: Run) -> None:
         for _ in range(times):
@@ -200,7 +209,7 @@ def _at_a_time(runs: Sequence[Run], alone_s: float) -> float:
         thread.start()
     for thread in threads:
         thread.join()
-    return len(runs) * times * alone_s / (time.perf_counter() - began)
+    return time.perf_counter() - began
 
 
 def _compiled(mesh: Mesh, effort: Effort, tell: Tell) -> tuple[list[_Timed], list[_Collective], dict[str, _Timed]]:
@@ -315,25 +324,30 @@ def _overheads(timed: dict[str, _Timed]) -> dict[str, Quantity]:
 
 def _rates(timed: Sequence[_Timed], cores: int) -> dict[str, Quantity]:
     """The best that any case reached, and sizes that the system tells."""
-    flops: dict[str, float] = {}
-    passes: dict[float, float] = {}
+    flops: dict[str, list[tuple[float, float]]] = {}
+    passes: list[tuple[float, float]] = []
     for one in timed:
         us = one.point(cores).us
         base, _, variant = one.case.kernel.partition(".")
-        if base == "matmul" and us > _LEAST_FOR_RATE_US:
-            dtype = variant.rpartition("_")[2]
-            flops[dtype] = max(flops.get(dtype, 0.0), of_sizes(one.case.kernel, one.case.sizes).flops / us * 1e6)
+        if base == "matmul":
+            operations = of_sizes(one.case.kernel, one.case.sizes).flops
+            flops.setdefault(variant.rpartition("_")[2], []).append((us, operations / us * 1e6))
         if one.case.kernel == "elementwise":
-            passes[one.case.sizes["bytes"]] = one.case.sizes["bytes"] / us * 1e6
-    found = {f"flops_{dtype}": Quantity(rate, "FLOP/s", "measured") for dtype, rate in flops.items()}
-    found["memory"] = Quantity(passes[max(passes)], "B/s", "measured")
-    found["cache"] = Quantity(max(passes.values()), "B/s", "measured")
+            passes.append((us, one.case.sizes["bytes"] / us * 1e6))
+    found = {f"flops_{dtype}": Quantity(_peak(rates), "FLOP/s", "measured") for dtype, rates in flops.items()}
+    found["memory"] = Quantity(max(passes)[1], "B/s", "measured")
+    found["cache"] = Quantity(_peak(passes), "B/s", "measured")
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found["memory_size"] = Quantity(float(size), "B", "the operating system")
     if cache := _last_cache_bytes():
         found["cache_size"] = Quantity(float(cache), "B", "the operating system")
     found["line_size"] = Quantity(64.0, "B", "of x86-64 and most Arm processors")
     return found
+
+
+def _peak(found: Sequence[tuple[float, float]]) -> float:
+    """The best rate of (us, rate) among those that took long enough for the clock, or else that of the longest."""
+    return max((rate for us, rate in found if us > _LEAST_FOR_RATE_US), default=max(found)[1])
 
 
 def _without_streams(machine: Machine) -> Machine:

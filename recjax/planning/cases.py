@@ -28,7 +28,7 @@ class Case:
         counts.
       held_out: whether it is left out of the points, to see how well they predict it.
       dispatched: whether it is a compiled program, whose dispatch is to be subtracted.
-      threaded: whether several threads do it at a time, so that it counts how many of them make progress.
+      beside: compiles what several threads do at a time, to count how many of them make progress; None if one does it.
     """
 
     kernel: str
@@ -36,7 +36,7 @@ class Case:
     make: Callable[[], Run]
     held_out: bool = False
     dispatched: bool = True
-    threaded: bool = False
+    beside: Callable[[], Run] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,16 +73,6 @@ def kernel_cases(quick: bool, dtypes: Sequence[str]) -> list[Case]:
       dtypes: of products, "f32" among them.
     """
     return [case for one in _classes(dtypes) for case in one.cases(quick)]
-
-
-def probe_cases() -> list[Case]:
-    """A product, a pass over memory and a lookup, of some ms together, which are points of any calibration."""
-    chosen = {"matmul.nn_f32": (4096, 256, 256), "elementwise": (2**26,), "gather": (2**14, 512, 2**25)}
-    return [
-        case
-        for case in kernel_cases(True, ("f32",))
-        if tuple(case.sizes.values()) == chosen.get(case.kernel) and not case.held_out
-    ]
 
 
 def _classes(dtypes: Sequence[str]) -> Iterator[_Class]:

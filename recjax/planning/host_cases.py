@@ -29,12 +29,14 @@ from recjax.planning.tier_cases import tier_cases
 _IDS, _FEW_IDS = tuple(2**e for e in (10, 12, 14, 16, 18)), (2**10, 2**14)
 _FEATURES, _FEW_FEATURES = (1, 8, 40), (2, 26)  # of the batches, each of one id a sample and a table of its own
 _MOST_SAMPLES = 2**16  # of a batch
+_SWEPT_BYTES = 2**25
 _ROUTED_FOR = (1, 8, 64)  # devices, which need not be here
 _SOURCES = {"": "host_read", "synthetic": "host_read.synthetic"}  # prepared data are read much as a stream is repeated
 
 
 def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
     """The cases of all stages."""
+    swept = _shared(mesh)
     sizes, features = (_FEW_IDS, _FEW_FEATURES) if quick else (_IDS, _FEATURES)
     of_reading = [
         (ids, count, False) for ids, count in itertools.product(sizes, features) if ids // count <= _MOST_SAMPLES
@@ -42,12 +44,12 @@ def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
     for ids, count, held in of_reading if quick else [*of_reading, (60_000, 20, True)]:
         named = {"ids": float(ids), "features": float(count)}
         for kind, stage in _SOURCES.items():
-            make = functools.partial(_stage, "host_read", kind, ids, count, 1)
-            yield Case(stage, named, make, held, False, True)
+            make, beside = (functools.partial(_stage, "host_read", kind, ids, count, 1, s) for s in (swept, False))
+            yield Case(stage, named, make, held, False, beside)
         for devices, stage in itertools.product((4,) if held else _ROUTED_FOR, ("host_route", "host_pack")):
-            make = functools.partial(_stage, stage, "", ids, count, devices)
-            threads = stage != "host_pack"  # that the main thread does alone
-            yield Case(stage, {**named, "devices": float(devices)}, make, held, False, threads)
+            make, beside = (functools.partial(_stage, stage, "", ids, count, devices, s) for s in (swept, False))
+            alone = stage == "host_pack"  # which the main thread does
+            yield Case(stage, {**named, "devices": float(devices)}, make, held, False, None if alone else beside)
     here = sorted({1, mesh.devices.size})
     moves = itertools.product(
         (2**12, 2**20) if quick else tuple(2**e for e in (12, 16, 20, 24)), (1, 64) if quick else (1, 8, 64), here
@@ -62,6 +64,11 @@ def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
         called = {"arguments": float(arguments), "devices": float(devices)}
         yield Case("host_dispatch", called, functools.partial(_dispatch, arguments, devices, mesh), held, False)
     yield from tier_cases(mesh, quick)
+
+
+def _shared(mesh: Mesh) -> bool:
+    """Returns whether the devices compute on the host's cores, and so in its caches."""
+    return bool(mesh.devices.flat[0].platform == "cpu")
 
 
 _ROWS = (10, 100, 1000, 10_000, 100_000, 100_000, 1_000_000, 1_000_000)
@@ -82,14 +89,19 @@ def _source(kind: str, features: int) -> Any:
 class _Turn:
     """A host's work for batches of one size, stage after stage, as a training does it.
 
-    A stage that alone is repeated takes less: here each finds the processor's caches as the others left them.
+    A stage that alone is repeated takes less: here each finds the processor's caches as the others left them, and as
+    devices do which share them and pass over all of their memory in a step.
 
     Attributes:
       seconds: that each stage of the last batch took, by its name in the machine file.
     """
 
-    def __init__(self, kind: str, ids: int, features: int, devices: int) -> None:
-        """Opens the data of a kind; each feature has one id a sample and a table of its own."""
+    def __init__(self, kind: str, ids: int, features: int, devices: int, swept: bool) -> None:
+        """Opens the data of a kind; each feature has one id a sample and a table of its own.
+
+        `swept` says whether devices share the processor's caches.
+        """
+        self._swept = swept
         source = _source(kind, features)
         names = [feature.name for feature in source.schema.features]
         tables = tuple(TableSpec(n, r, 16, Sgd(0.1)) for n, r in zip(names, _rows(features), strict=True))
@@ -107,14 +119,27 @@ class _Turn:
         return self._timed("host_pack", lambda: host.pack(counted, self._bound, self._sizes))
 
     def _timed(self, stage: str, work: Run) -> Any:
+        self.sweep()
         began = time.perf_counter()
         done = work()
         self.seconds[stage] = time.perf_counter() - began
         return done
 
+    def sweep(self) -> None:
+        """Passes over memory, if devices do."""
+        if self._swept:
+            source, to = _memory()
+            np.copyto(to, source)
 
-def _stage(stage: str, kind: str, ids: int, features: int, devices: int) -> Run:
-    turn = _Turn(kind, ids, features, devices)
+
+@functools.lru_cache(maxsize=1)
+def _memory() -> tuple[np.ndarray, np.ndarray]:
+    """As much as a processor's caches hold, or most of it."""
+    return np.ones(_SWEPT_BYTES // 2, np.uint8), np.zeros(_SWEPT_BYTES // 2, np.uint8)
+
+
+def _stage(stage: str, kind: str, ids: int, features: int, devices: int, swept: bool) -> Run:
+    turn = _Turn(kind, ids, features, devices, swept)
 
     def run() -> float:
         turn.run()
@@ -123,12 +148,13 @@ def _stage(stage: str, kind: str, ids: int, features: int, devices: int) -> Run:
     return run
 
 
-def _after_a_turn(work: Run) -> Run:
+def _after_a_turn(work: Run, swept: bool) -> Run:
     """Times some work after the other stages of a batch; what it leaves to other threads is awaited, and not timed."""
-    turn = _Turn("", 2**14, 16, 1)
+    turn = _Turn("", 2**14, 16, 1, swept)
 
     def run() -> float:
         turn.run()
+        turn.sweep()
         began = time.perf_counter()
         done = work()
         seconds = time.perf_counter() - began
@@ -142,7 +168,7 @@ def _place(moved: int, arrays: int, devices: int, mesh: Mesh) -> Run:
     rows = -(-moved // (4 * arrays * devices)) * devices
     given = [np.ones(max(rows, devices), np.float32) for _ in range(arrays)]
     chosen = Mesh(mesh.devices.reshape(-1)[:devices].reshape(1, 1, devices), mesh.axis_names)
-    return _after_a_turn(lambda: put_share(given, chosen))
+    return _after_a_turn(lambda: put_share(given, chosen), _shared(mesh))
 
 
 def _dispatch(arguments: int, devices: int, mesh: Mesh) -> Run:
@@ -154,4 +180,4 @@ def _dispatch(arguments: int, devices: int, mesh: Mesh) -> Run:
         held[0] = compiled(held[0])
         return held[0]
 
-    return _after_a_turn(dispatched)
+    return _after_a_turn(dispatched, _shared(mesh))
