@@ -10,6 +10,7 @@ from support.commands import assert_refused, inside
 
 from recjax.parallel.mesh import MeshConfig, make_mesh
 from recjax.planning import calibrate, cases
+from recjax.planning import host_cases as host_module
 from recjax.planning.graph import read_graph
 from recjax.planning.host_cases import host_cases
 from recjax.planning.machine import SIZES, open_machine
@@ -49,6 +50,25 @@ def test_what_a_case_returns_is_gone_before_it_runs_again():
     timed = calibrate._Timed(cases.Case("copy", {"bytes": 64.0}, lambda: run), run)
     timed.measure(0.0, 0.0)
     assert len(held) == 4 and len(timed.middle_s) == 1  # the first does not count
+
+
+def test_a_stage_of_the_host_finds_the_caches_as_devices_leave_them(monkeypatch):
+    passed = []
+    monkeypatch.setattr(host_module, "_memory", lambda: (passed.append(0) or np.ones(2), np.zeros(2)))
+    made = {case.kernel: case for case in reversed(list(host_cases(make_mesh(MeshConfig(1, "cpu")), True)))}
+    made["host_pack"].make()()
+    assert len(passed) == 3  # before reading, routing and packing
+    made["host_dispatch"].make()()
+    assert len(passed) == 3 + 4
+    for kernel, case in made.items():
+        assert (case.beside is not None) == kernel.startswith(("host_read", "host_route"))  # what worker threads do
+    made["host_route"].beside()()
+    assert len(passed) == 7
+
+
+def test_a_peak_rate_is_of_what_took_long_enough_to_be_timed():
+    assert calibrate._peak([(1.0, 900.0), (200.0, 50.0), (3000.0, 40.0)]) == 50
+    assert calibrate._peak([(1.0, 900.0), (2.0, 600.0)]) == 600
 
 
 def test_passes_are_over_as_many_elements_as_batches_have():

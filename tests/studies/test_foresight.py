@@ -12,7 +12,7 @@ from recjax.errors import ConfigError
 from recjax.planning.machine import write
 from recjax.studies.finished import RECORDS, Finished
 from recjax.studies.foresight import cases, findings, measure, published, study
-from recjax.studies.foresight.analysis import Found, errors, kendall_tau, rankings, signs
+from recjax.studies.foresight.analysis import Found, errors, kendall_tau, outside, rankings, signs
 
 TINY = study.Size({1: 2, 2: 1}, 1, 3, 1, (2,), 2, 0.01, True)
 
@@ -29,6 +29,14 @@ def test_errors_are_ratios_of_medians():
     assert of["repeat"] == pytest.approx(math.sqrt(3 * 1)) and "cpu_ms" not in of
     cpu = errors([found("a", 1.0, 1.0, cpu_ms=2.0)])["1"]["cpu_ms"]
     assert cpu["ratio_mean"] == 1  # against the CPU time
+
+
+def test_classes_far_outside_are_counted_over_cases():
+    sort, copy = ({"kernel": name, "times": times, "share": 0.1} for name, times in (("sort", 10.0), ("copy", None)))
+    of = outside(
+        [found("a", 1, 1, outside=[sort, copy]), found("b", 1, 1, outside=[copy | {"share": 0.5}]), found("c", 1, 1)]
+    )
+    assert of == [copy | {"cases": 2, "share": 0.5}, sort | {"cases": 1}]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +117,10 @@ def test_the_report_sets_errors_beside_published_ones():
              "device": "cpu"}  # fmt: skip
     model_a = [{"what": "slow", "step_ms": 100.0, "samples_per_s": 1e6, "exposed_share": 0.8},
                {"what": "large", "step_ms": None}]  # fmt: skip
-    result = {"about": about, "errors": errors(configs), "rankings": rankings(plans), "signs": signs(configs),
+    far = {"kernel": "sort", "share": 0.25}
+    foreseen = [found(n, 1.0, 1.0, outside=[far | {"times": t}]) for n, t in (("a", 9.0), ("b", 30.0))]
+    result = {"about": about, "errors": errors(configs), "outside": outside(foreseen),
+              "rankings": rankings(plans), "signs": signs(configs),
               "refused": {"c": "too large"}, "lin": published.LIN,
               "published": {"rows": model_a, "assumptions": ["x"], "mflop_per_sample": 640.0,
                             "published": published.MODEL_A}}  # fmt: skip
@@ -123,7 +134,9 @@ def test_the_report_sets_errors_beside_published_ones():
     assert [(row.same, row.ours) for row in speeds] == [(True, "1,000,000 (predicted)"), (False, "no plan fits")]
     assert rows["model A"].same is False  # 80% against 40%
     assert [section.title for section in report.sections] == ["Errors", "Plans", "Model A", "Refused"]
-    assert "Not complete: the same command goes on from here." in report.sections[0].notes
+    notes = report.sections[0].notes
+    assert "Not complete: the same command goes on from here." in notes
+    assert notes[1].startswith("In up to 2 cases far outside") and "sort (by a factor of up to 30, 25%" in notes[1]
 
 
 @pytest.mark.full
