@@ -134,7 +134,7 @@ def _classes(dtypes: Sequence[str]) -> Iterator[_Class]:
         ("reduce.columns", 256, _pass(lambda x: x.sum(axis=0), 256, 64)),
     ):
         yield _Class(kernel, ("bytes",), (_bytes(each, *range(8, 28)),), _held_bytes(each, 11, 16, 22),
-                     (_bytes(each, 10, 16, 20, 26),), _held_bytes(each, 18), make)  # fmt: skip
+                     (_bytes(each, 10, 16, 20, 26),), _held_bytes(each, 17), make)  # fmt: skip
     yield _Class("transcendental", ("elements",), (tuple(2**e for e in range(6, 23, 2)),), ((50_000,),),
                  ((2**8, 2**16, 2**20),), (), _pass(lambda x: jnp.exp(x), 1))  # fmt: skip
 

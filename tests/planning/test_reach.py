@@ -26,9 +26,9 @@ def test_a_class_is_named_with_how_far_it_is_carried_on_and_what_that_takes():
     assert found == reach.Outside("copy", pytest.approx(30), pytest.approx(30 / 31))
 
 
-@pytest.mark.parametrize("sizes", [(10, 1000), (5000,), (1, 10_000_000)], ids=["within", "near", "a small one"])
+@pytest.mark.parametrize("sizes", [(10, 1000), (5000,), (1, 1000, 1000, 1000)], ids=["within", "near", "a small one"])
 def test_nothing_is_said_of_what_is_near_or_takes_no_time(sizes):
-    assert [one.times for one in reach.outside(copies(*sizes), MEASURED)] == ([10_000] if max(sizes) > 10**6 else [])
+    assert not reach.outside(copies(*sizes), MEASURED)
 
 
 def test_a_class_without_a_point_is_named_and_of_a_data_sheet_nothing():
