@@ -134,7 +134,7 @@ class _Turn:
 
 @functools.lru_cache(maxsize=1)
 def _memory() -> tuple[np.ndarray, np.ndarray]:
-    """As much as a processor's caches hold, or most of it."""
+    """Two arrays that together fill most of a processor's caches."""
     return np.ones(_SWEPT_BYTES // 2, np.uint8), np.zeros(_SWEPT_BYTES // 2, np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""How far a prediction lies outside of what was measured on its machine.
+"""Distance of a prediction from what was measured on its machine.
 
 Beyond the largest size of a kernel class, and below the least, its time is carried on from there; of a class that was
 not measured at all it is the roofline's. Both may be off by a factor, which whoever reads the prediction should know.
