@@ -1,28 +1,25 @@
-"""The engine with a reader of its own: text, integers and jagged bags against plain Python; interruptions; encoding."""
+"""The engine with a reader of its own: text, integers and jagged bags against plain Python; encoding."""
 
 import collections
 import dataclasses
 import hashlib
 import json
-import os
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.toy_rows import Toy, chunk, prepare, rows_of
 
-from recjax.data.prepare import part_file
 from recjax.data.prepare import prepare as engine
-from recjax.data.prepare.chunk import Chunk, Column, RawFeature
+from recjax.data.prepare.chunk import Column, RawFeature
 from recjax.data.prepare.encoder import open_encoder
 from recjax.data.prepare.ids import Frequency, Hash
-from recjax.data.prepare.prepare import prepare_data
 from recjax.data.source import BLOCK_ROWS, SPLITS, concatenate
 from recjax.data.storage.blocks import open_prepared, write_prepared
 from recjax.data.storage.manifest import MANIFEST
-from recjax.errors import ConfigError, DataError, TrainingError
+from recjax.errors import ConfigError, DataError
 
 # A row: label, dense or None, word or None, tags (a bag), split.
 ROW = st.tuples(
@@ -32,59 +29,6 @@ ROW = st.tuples(
     st.lists(st.integers(-2, 3), max_size=3),
     st.integers(0, 2),
 )
-
-
-@dataclasses.dataclass
-class Toy:
-    """A reader of rows that are given; `stop_at` is the chunk at which it fails once."""
-
-    rows: list[Any]
-    chunk_rows: int = 3
-    error: Exception | None = None
-    stop_at: int | None = None
-
-    name = "toy"
-    label = "yes"
-    splits = "as given"
-    dense = ("age",)
-    features = (RawFeature("word", optional=True, values="text"), RawFeature("tags", jagged=True))
-
-    def __post_init__(self):
-        self.asked = []
-
-    def files(self):
-        return {"rows": hashlib.sha256(repr(self.rows).encode()).hexdigest()}
-
-    def chunks(self, start):
-        count = -(-len(self.rows) // self.chunk_rows)
-        for index in range(start, count):
-            if index == self.stop_at:
-                raise self.error
-            self.asked.append(index)
-            yield chunk(self.rows[index * self.chunk_rows : (index + 1) * self.chunk_rows])
-
-
-def chunk(rows):
-    labels, ages, words, tags, splits = zip(*rows, strict=True)
-    return Chunk(
-        np.array(labels, np.float32),
-        np.array([np.nan if age is None else age for age in ages], np.float64)[:, None],
-        {
-            "word": Column(
-                np.array([(w or "").encode() for w in words], "S"), None, np.array([w is None for w in words])
-            ),
-            "tags": Column(np.array([t for bag in tags for t in bag], np.int64), np.array([*map(len, tags)], np.int32)),
-        },
-        np.array(splits, np.uint8),
-    )
-
-
-DEFAULT = Frequency()
-
-
-def prepare(reader, out, ids=DEFAULT, dense="none", indicators=False, **more):
-    options = {"ids": ids.kind, "dense": dense, "missing_indicators": indicators, **more.pop("options", {})}
-    return prepare_data(reader, out, ids=ids, dense=dense, missing_indicators=indicators, options=options, **more)
 
 
 def whole(source, split):
@@ -152,20 +96,6 @@ def test_every_row_is_encoded_as_plain_python_does(tmp_path_factory, rows, min_c
         assert found.bags["tags"].ids.tolist() == [tag for i in at for tag in expected["tags"][i]]
 
 
-def rows_of(count, seed=0):
-    rng = np.random.default_rng(seed)
-    return [
-        (
-            int(rng.integers(2)),
-            int(rng.integers(9)),
-            "abcd"[rng.integers(4)],
-            rng.integers(0, 5, 2).tolist(),
-            int(i % 10 > 7),
-        )
-        for i in range(count)
-    ]
-
-
 def test_blocks_are_full_whatever_the_chunks(tmp_path):
     rows = rows_of(12_000)
     found = [prepare(Toy(rows, size), tmp_path / str(size)) for size in (1000, 5000, 12_000)]
@@ -198,107 +128,6 @@ def test_hashed_text(tmp_path):
     assert unread.asked == []
 
 
-class Stopped(BaseException):
-    """What a kill looks like from inside: nothing may catch it."""
-
-
-def test_an_interrupted_reading_goes_on_at_the_next_chunk(tmp_path):
-    rows = rows_of(60)
-    clean = prepare(Toy(rows), tmp_path / "clean")
-    with pytest.raises(Stopped):
-        prepare(Toy(rows, error=Stopped(), stop_at=13), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    again = Toy(rows)
-    made = prepare(again, tmp_path / "out")
-    assert 8 <= again.asked[0] <= 13 and again.asked[-1] == 19
-    assert made.fingerprint == clean.fingerprint and made.about == clean.about
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["clean", "out"]
-
-
-@pytest.mark.parametrize("where", ["_vocabulary", "write_prepared"])
-def test_an_interrupted_later_stage_reads_nothing_again(tmp_path, monkeypatch, where):
-    rows = rows_of(60)
-    clean = prepare(Toy(rows), tmp_path / "clean")
-
-    def stop(*_, **__):
-        raise Stopped
-
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(engine, where, stop)
-        prepare(Toy(rows), tmp_path / "out")
-    again = Toy(rows)
-    assert prepare(again, tmp_path / "out").fingerprint == clean.fingerprint
-    assert again.asked == []
-
-
-def test_other_options_of_encoding_keep_what_is_read_and_other_files_do_not(tmp_path, monkeypatch):
-    def stop(*_, **__):
-        raise Stopped
-
-    cases = (
-        ({"ids": Frequency(2)}, False),
-        ({"dense": "log1p"}, False),
-        ({"options": {"split": "other"}}, True),
-        ({"rows": rows_of(60, seed=1)}, True),
-    )
-    for i, (change, reads) in enumerate(cases):
-        out = tmp_path / str(i)
-        with monkeypatch.context() as patch, pytest.raises(Stopped):
-            patch.setattr(engine, "write_prepared", stop)
-            prepare(Toy(rows_of(60)), out)
-        reader = Toy(change.pop("rows", rows_of(60)))
-        made = prepare(reader, out, **change)
-        assert bool(reader.asked) == reads
-        assert made.fingerprint == prepare(Toy(reader.rows), tmp_path / f"clean{i}", **change).fingerprint
-
-
-def test_a_vocabulary_of_other_options_is_not_taken(tmp_path, monkeypatch):
-    def stop(*_, **__):
-        raise Stopped
-
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(engine, "write_prepared", stop)
-        prepare(Toy(rows_of(60)), tmp_path / "out")
-    made = prepare(Toy(rows_of(60)), tmp_path / "out", Frequency(1000))
-    assert [feature.rows for feature in made.schema.features] == [2, 1]
-
-
-def test_a_journal_cut_short_and_a_lost_part_are_read_again(tmp_path):
-    rows = rows_of(60)
-    clean = prepare(Toy(rows), tmp_path / "clean")
-
-    damages = (
-        lambda work: os.truncate(work / "journal.jsonl", (work / "journal.jsonl").stat().st_size - 5),
-        lambda work: os.truncate(work / "part-000005.part", 100),
-        lambda work: (work / "part-000005.part").unlink(),
-        lambda work: (work / "key.json").write_text("{}"),
-    )
-    for i, damage in enumerate(damages):
-        out = tmp_path / str(i)
-        with pytest.raises(Stopped):
-            prepare(Toy(rows, error=Stopped(), stop_at=15), out)
-        damage(tmp_path / f".{i}.work")
-        assert prepare(Toy(rows), out).fingerprint == clean.fingerprint
-
-
-def test_a_part_whose_content_changed_is_refused(tmp_path):
-    with pytest.raises(Stopped):
-        prepare(Toy(rows_of(60), error=Stopped(), stop_at=15), tmp_path / "out")
-    file = tmp_path / ".out.work" / "part-000003.part"
-    content = bytearray(file.read_bytes())
-    content[128] ^= 1  # the first of an array; the table stands at the end
-    file.write_bytes(content)
-    with pytest.raises(DataError, match=f"{file} is damaged.*Remove the folder"):
-        prepare(Toy(rows_of(60)), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_bad_data_leave_nothing(tmp_path):
-    with pytest.raises(DataError, match="line 3"):
-        prepare(Toy(rows_of(60), error=DataError("line 3"), stop_at=15), tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_second_preparation_of_the_same_is_free_and_of_another_refused_before_the_work(tmp_path, capsys):
     prepare(Toy(rows_of(60)), tmp_path / "out")
     same = Toy(rows_of(60))
@@ -310,16 +139,6 @@ def test_a_second_preparation_of_the_same_is_free_and_of_another_refused_before_
     assert other.asked == []
     made = prepare(other, tmp_path / "out", Frequency(2), options={"ids.min_count": 2}, overwrite=True)
     assert other.asked and made.about["options"]["ids.min_count"] == 2
-
-
-def test_a_full_disk(tmp_path, monkeypatch):
-    def refuse(*_, **__):
-        raise OSError(28, "No space left on device", "part")
-
-    with monkeypatch.context() as patch, pytest.raises(TrainingError, match="No space left.*is kept beside it"):
-        patch.setattr(part_file, "_write", refuse)
-        prepare(Toy(rows_of(60)), tmp_path / "out")
-    assert prepare(Toy(rows_of(60)), tmp_path / "out").name == "toy"
 
 
 def without(name):

@@ -1,12 +1,9 @@
-"""`plan=balanced`: loads counted anew from the plan alone, cases by hand, published shapes, and the command."""
+"""`plan=balanced`: loads counted anew from the plan alone, cases by hand, and the command."""
 
 from __future__ import annotations
 
-import functools
 import json
 import re
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.commands import assert_refused, inside, write_preset
+from support.loads import assert_loads
 
-from recjax.config import presets
-from recjax.data.synthetic.stream import CRITEO_KAGGLE_ROWS
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Adagrad, RowWiseAdagrad, Sgd, SparseOptimizer
 from recjax.embedding.plan import Exchange, Plan, Segment, check_plan
@@ -28,77 +24,8 @@ from recjax.planning.balance import GOOD_ENOUGH, balance
 from recjax.planning.cuts import NARROWEST
 from recjax.planning.loads import LOADS, Workload, describe_loads
 from recjax.planning.profile import Profile, TableUse
-from recjax.planning.resolve import resolve_plan, workload
-from recjax.train.table_specs import specs
 
 pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
-
-ALL_LOADS = (*LOADS, "allocated_bytes")
-SLOTS = {"sgd": lambda width: 0, "rowwise_adagrad": lambda width: 1, "adagrad": lambda width: width}  # floats a row
-
-
-def recounted(plan: Plan, tables: tuple[TableSpec, ...], work: Workload) -> dict[str, list[float]]:
-    """The loads of each device, from what the plan says and the definition of each load."""
-    N = work.devices
-    found = {key: [0.0] * N for key in LOADS}
-    for table in tables:
-        use = work.profile.tables[table.name]
-        for segment in plan.tables[table.name]:
-            first, last = segment.column_range(table.dim)
-            width = last - first
-            copied = segment.placement == "data_parallel"
-            if segment.placement == "table_wise":
-                assert isinstance(segment.owners, int)
-                owners = [segment.owners]
-            else:
-                assert segment.placement in ("row_wise", "data_parallel")
-                owners = list(segment.owners) if isinstance(segment.owners, tuple) else list(range(N))
-            for nth, owner in enumerate(owners):
-                rows = table.rows // len(owners) + (nth < table.rows % len(owners))
-                part = rows / table.rows
-                held = table.rows if copied else rows
-                found["held_bytes"][owner] += held * (width + SLOTS[table.optimizer.kind](width)) * 4
-                asked = use.ids * work.batch_size * (1 / N if copied else part)
-                found["ids"][owner] += asked
-                found["read_bytes"][owner] += asked * width * 4
-                if segment.exchange.kind == "pooled":  # each part of the rows sends a vector for every bag
-                    found["pooled_bytes"][owner] += use.bags * work.batch_size * width * 4
-                elif not copied:
-                    found["exchanged_bytes"][owner] += use.distinct * N * part * width * 4
-    return found
-
-
-def allocated(plan: Plan, tables: tuple[TableSpec, ...], work: Workload) -> float:
-    """Bytes of each device's buffers: for tables that share one, as many as the device has that has most of them."""
-    N = work.devices
-    rows_of: dict[Any, list[int]] = {}
-    for table in tables:
-        for segment in plan.tables[table.name]:
-            first, last = segment.column_range(table.dim)
-            width = last - first
-            copied = segment.placement == "data_parallel"
-            alike = (copied, width, width < table.dim and table.optimizer.kind == "rowwise_adagrad", table.optimizer)
-            rows_N = rows_of.setdefault(alike, [0] * N)
-            named = (segment.owners,) if isinstance(segment.owners, int) else segment.owners
-            owners: Sequence[int] = range(N) if isinstance(named, str) else named
-            for nth, owner in enumerate(owners):
-                split = table.rows // len(owners) + (nth < table.rows % len(owners))
-                rows_N[owner] += table.rows if copied else split
-    return sum(
-        max(rows_N) * (width + SLOTS[optimizer.kind](width)) * 4 for (_, width, _, optimizer), rows_N in rows_of.items()
-    )
-
-
-def assert_loads(work: Workload, plan: Plan, tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...]) -> None:
-    described = describe_loads(work, bind(plan, tables, features, work.devices))
-    for key, loads in recounted(plan, tables, work).items():
-        assert described[key]["per_device"] == pytest.approx(loads, rel=1e-9, abs=0.5)
-        assert described[key]["max"] == max(described[key]["per_device"])
-        mean = sum(loads) / len(loads)
-        assert described[key]["imbalance"] == pytest.approx(max(loads) / mean if mean else 1)
-    expected, held = allocated(plan, tables, work), recounted(plan, tables, work)["held_bytes"]
-    assert described["allocated_bytes"]["each"] == expected
-    assert described["allocated_bytes"]["imbalance"] == pytest.approx(expected * len(held) / sum(held))
 
 
 def use_of(tables: tuple[TableSpec, ...], ids: dict[str, float], samples: float) -> dict[str, TableUse]:
@@ -248,107 +175,6 @@ def test_tables_placed_otherwise_count_and_their_hosts_are_named() -> None:
     assert where(plan, "mine") == [("table_row_wise", "all", 0)]
     loads = describe_loads(work, bind(plan, tables, features, 4, hosts=2))
     assert max(loads[key]["imbalance"] for key in LOADS) <= GOOD_ENOUGH
-
-
-def balanced(preset: str, devices: int, *overrides: str) -> tuple[Plan, dict[str, Any], float]:
-    """The plan of a preset, its loads, and the seconds of processor time that it took."""
-    config = presets.load(preset, [*overrides, f"mesh.devices={devices}", "plan=balanced"])
-    source = config.data.open()
-    tables, features = specs(config, source.schema)
-    started = time.process_time()
-    plan = resolve_plan(config, source, tables, features, config.mesh.shape)
-    seconds = time.process_time() - started
-    work = workload(config, source, tables, features, config.mesh.shape)
-    assert_loads(work, plan, tables, features)
-    loads = describe_loads(work, bind(plan, tables, features, devices))
-    described = describe_plan(plan, tables, features, devices, config.train.batch_size)
-    assert described["bytes_per_device"] == loads["held_bytes"]["per_device"]
-    return plan, loads, seconds
-
-
-@pytest.mark.full
-def test_a_thousand_tables_on_128_devices() -> None:
-    plan, loads, seconds = balanced("bench_model_a", 128, "embedding.exchange.kind=rows")
-    assert len(plan.tables) == 1000
-    assert max(loads[key]["imbalance"] for key in ALL_LOADS) <= 1.10
-    assert seconds < 5
-
-
-@pytest.mark.full
-def test_a_thousand_tables_whose_vectors_are_pooled() -> None:
-    """Meta's model A: 163 MiB of useful vectors a device if all were pooled; at most 205 with padding."""
-    plan, loads, _ = balanced("bench_model_a", 128)
-    assert sum(s[0].exchange.kind == "pooled" for s in plan.tables.values()) > 500
-    assert max(loads[key]["imbalance"] for key in ("held_bytes", "read_bytes", "allocated_bytes")) <= 1.10
-    assert padded_mib(plan, "bench_model_a", 128) <= 205
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("devices", "most"), [(8, 110), (16, 60), (64, 16)])
-def test_mlperfs_tables_whose_vectors_are_pooled(devices: int, most: float) -> None:
-    """Rows alone are 272 MiB on 8 devices and 54 on 64."""
-    preset = ("bench_mlperf_dcnv2", "data.scale=1", "train.batch_size=65536")
-    plan, loads, _ = balanced(preset[0], devices, *preset[1:])
-    assert 0 < padded_mib(plan, preset[0], devices, *preset[1:]) <= most
-    assert loads["allocated_bytes"]["imbalance"] <= 1.2
-
-
-@pytest.mark.full
-def test_columns_are_split_where_parts_of_rows_would_send_more() -> None:
-    """bench_multihot: 512 samples a device, 10 ids a bag, 64 columns.
-
-    Five tables hold 1.4 shares each. In 8 parts of rows each would send 8 vectors for a bag, more than distinct rows.
-    """
-    plans = {kind: balanced("bench_multihot", 8, f"embedding.exchange.kind={kind}")[0] for kind in ("rows", "auto")}
-    assert {s.exchange.kind for n in (2, 3, 11, 15, 20) for s in plans["auto"].tables[f"sparse_{n}"]} == {"pooled"}
-    rng = np.random.default_rng(0)
-    sent = dict.fromkeys(plans, 0.0)
-    for name, rows in zip(plans["rows"].tables, CRITEO_KAGGLE_ROWS, strict=True):
-        distinct = np.unique((rng.zipf(1.1, 5120) - 1) % min(rows, 1_000_000)).size
-        for kind, plan in plans.items():
-            for s in (s for s in plan.tables[name] if s.placement != "data_parallel"):
-                first, last = s.column_range(64)
-                parts = 1 if isinstance(s.owners, int) else 8 if s.owners == "all" else len(s.owners)
-                row, vectors = 2 * 4 * (last - first), 512 * parts
-                by_rows = s.exchange.kind == "rows"
-                sent[kind] += distinct * (4 + row) if by_rows else 5120 * 4 + vectors * row
-    assert sent["rows"] >= 2.5 * sent["auto"]
-
-
-def padded_mib(plan: Plan, preset: str, devices: int, *overrides: str) -> float:
-    """MiB of pooled vectors that a device sends to others, as much to each as the owner of most columns has."""
-    config = presets.load(preset, [*overrides, f"mesh.devices={devices}"])
-    columns = [0] * devices
-    for name, segments in plan.tables.items():
-        for s in segments:
-            if s.exchange.kind == "pooled":
-                first, last = s.column_range(dims(preset, overrides)[name])
-                owners = [s.owners] if isinstance(s.owners, int) else range(devices) if s.owners == "all" else s.owners
-                for owner in owners:
-                    columns[owner] += last - first
-    return max(columns) * config.train.batch_size / devices * 4 * (devices - 1) / 2**20
-
-
-@functools.cache
-def dims(preset: str, overrides: tuple[str, ...]) -> dict[str, int]:
-    config = presets.load(preset, list(overrides))
-    return {t.name: t.dim for t in specs(config, config.data.open().schema)[0]}
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("devices", [8, 16, 64])
-@pytest.mark.parametrize(("preset", "overrides"), [("bench_mlperf_dcnv2", ["data.scale=1"]), ("bench_mlperf64", [])])
-def test_mlperfs_tables(preset: str, overrides: list[str], devices: int) -> None:
-    _, loads, _ = balanced(preset, devices, *overrides, "embedding.exchange.kind=rows")
-    assert max(loads[key]["imbalance"] for key in ALL_LOADS) <= GOOD_ENOUGH
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("devices", [128, 1024])
-def test_twelve_trillion_parameters(devices: int) -> None:
-    plan, loads, _ = balanced("bench_model_f", devices, "embedding.exchange.kind=rows")
-    assert len(plan.tables) == 22
-    assert max(loads[key]["imbalance"] for key in ALL_LOADS) <= GOOD_ENOUGH
 
 
 @pytest.fixture(scope="module")

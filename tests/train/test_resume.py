@@ -8,32 +8,25 @@ import os
 import random
 import re
 import shutil
-import signal
 import time
 
 import numpy as np
 import pytest
-from support.commands import (
-    arrays,
-    assert_refused,
-    assert_same_arrays,
-    inside,
-    lines_of,
-    outside,
-    start,
-    steps_of,
+from support.commands import arrays, assert_refused, inside, lines_of, outside, steps_of
+from support.resuming import (
+    BATCH,
+    DIES,
+    EPOCH,
+    LONG,
+    ROWS,
+    STEPS,
+    assert_ended_like,
+    kill,
+    last_step,
+    steps_kept,
 )
 
-from recjax.train.checkpoint.checkpoints import Checkpoints
-
 pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
-
-# Three blocks of rows in windows of two; 20 steps an epoch, the last of 16 samples; 40 steps on 8 devices.
-# An evaluation has 5 batches; at this learning rate the best step is not the last.
-# The preset keeps a checkpoint every 5 steps, evaluates every 15, and logs every one.
-ROWS, BATCH, EPOCH, STEPS = 9_744, 512, 20, 40
-LONG = (f"data.train_rows={ROWS}", f"train.batch_size={BATCH}", "train.shuffle_blocks=2", "train.epochs=2",
-        "train.eval_batch_size=128", "train.optimizer.learning_rate=0.2")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -42,54 +35,6 @@ def undisturbed(preset, tmp_path_factory):
     out = tmp_path_factory.mktemp("undisturbed") / "run"
     assert outside("train", preset, *LONG, "--out", out).status == 0
     return out
-
-
-def kill(command, when, before="", may_end=False):
-    """Starts a command and kills it as soon as `when()` is true (or it kills itself)."""
-    with start(*command, before=before) as process:
-        while process.poll() is None and not when():
-            time.sleep(0.001)
-        process.kill()
-        _, err = process.communicate()
-    assert process.returncode == -signal.SIGKILL or may_end, f"it ended before it was killed:\n{err}"
-
-
-def last_step(run):
-    """The last step in metrics.jsonl; 0 before there is one."""
-    try:
-        text = (run / "metrics.jsonl").read_text()
-    except FileNotFoundError:
-        return 0
-    return max((int(step) for step in re.findall(r'"step": (\d+), "split": "train"', text)), default=0)
-
-
-def steps_kept(run):
-    return Checkpoints(run / "checkpoints", 2).steps()
-
-
-def without_speed(lines):
-    return [{key: value for key, value in line.items() if key != "samples_per_s"} for line in lines]
-
-
-def all_lines(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def assert_ended_like(run, undisturbed, steps=STEPS):
-    """Bit for bit: weights, slots, optimizer, cursor, the record of every step, and the result."""
-    assert steps_kept(run) == steps_kept(undisturbed)
-    for step in steps_kept(run):
-        assert_same_arrays(arrays(run, step), arrays(undisturbed, step))
-        both = (Checkpoints(folder / "checkpoints", 2) for folder in (run, undisturbed))
-        metas = (checkpoints.restore(step, lambda restored: restored.meta) for checkpoints in both)
-        assert next(metas) == next(metas)
-    assert steps_of(run, "train") == list(range(1, steps + 1))
-    assert without_speed(all_lines(run)) == without_speed(all_lines(undisturbed))
-    summary, expected = (json.loads((folder / "summary.json").read_text()) for folder in (run, undisturbed))
-    for key in ("steps", "samples", "eval", "eval_split", "eval_step", "chosen_by", "stopped_early", "config_hash"):
-        assert summary[key] == expected[key], key
-    left = {path.name for path in run.rglob(".*")}
-    assert left == {".lock"}, "nothing unfinished is left"
 
 
 def test_the_undisturbed_run_visits_every_sample_once_an_epoch(undisturbed):
@@ -126,55 +71,6 @@ def test_kill_9_at_random_moments(preset, undisturbed, tmp_path):
     print(f"died at step {done} with checkpoints {steps_kept(run)}")
     assert outside(*command).status == 0
     assert_ended_like(run, undisturbed)
-
-
-# Python that a command runs first: it dies by its own hand at an exact place, counted from the start of its process.
-# Here every checkpoint is complete before the next step; elsewhere training goes on while it is written.
-DIES = """
-import os, signal
-from recjax.train.checkpoint import checkpoints
-from recjax.train.run import writers
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def save(self, *arguments, start=checkpoints.Checkpoints.save, **options):
-    start(self, *arguments, **options)
-    self.wait()
-checkpoints.Checkpoints.save = save
-
-def at_rename(number, done, rename=os.rename):
-    # of a checkpoint's folder: an unfinished one gets its name, or an old one loses it
-    def counted(source, target):
-        nonlocal number
-        number -= os.path.basename(os.path.dirname(source)) == "checkpoints"
-        if done:
-            rename(source, target)
-        if number == 0:
-            die()
-        if not done:
-            rename(source, target)
-    os.rename = counted
-
-def in_write(number, write=checkpoints.array_store.write):
-    def counted(folder, arrays):
-        nonlocal number
-        number -= 1
-        if number == 0:
-            write(folder, {key: arrays[key] for key in list(arrays)[:1]})
-            die()
-        return write(folder, arrays)
-    checkpoints.array_store.write = counted
-
-def at_line(step, half=False, write=writers.MetricsFile.write):
-    def watched(self, line):
-        if line["step"] == step:
-            if half:
-                self._file.write(b'{"step": %d, "split": "tr' % step)
-            die()
-        write(self, line)
-    writers.MetricsFile.write = watched
-"""
 
 
 def test_kill_9_at_exact_places(preset, undisturbed, tmp_path):
@@ -345,24 +241,6 @@ def test_a_finished_run_whose_best_checkpoint_is_damaged_gives_the_last_one(pres
     ]
 
 
-def test_an_extended_run_has_no_trace_of_its_old_end(preset, tmp_path):
-    """Neither the lines that only the end asked for, nor their say in which step is best and when to stop."""
-    settings = ("train.eval_every=5", "train.log_every=2", "mesh.devices=2", "train.patience=1")
-    whole = inside("train", preset, *settings, "train.steps=10", "--out", tmp_path / "whole", "--json").result
-    run = tmp_path / "run"
-    ended = inside("train", preset, *settings, "train.steps=7", "--out", run, "--json").result
-    assert ended["steps"] == 7 and steps_of(run, "validation") == [5, 7]
-    assert steps_of(run, "train") == [2, 4, 6, 7]
-    longer = inside("train", preset, *settings, "train.steps=10", "--out", run, "--json")
-    for split in ("train", "validation", "test"):
-        ours, theirs = lines_of(run, split), lines_of(tmp_path / "whole", split)
-        for line in (*ours, *theirs):
-            line.pop("samples_per_s", None)
-        assert ours == theirs
-    assert [longer.result[key] for key in ("eval", "eval_step")] == [whole[key] for key in ("eval", "eval_step")]
-    assert_same_arrays(arrays(run, 10), arrays(tmp_path / "whole", 10))
-
-
 def test_another_mesh_and_another_plan(preset, undisturbed, died, tmp_path):
     run = shutil.copytree(died, tmp_path / "run")
     done = outside("train", preset, *LONG, "--out", run, "mesh.devices=3", "plan=data_parallel")
@@ -377,31 +255,3 @@ def test_another_mesh_and_another_plan(preset, undisturbed, died, tmp_path):
     assert any((left[key] != right[key]).any() for key in left), "not one bit differs: this was the same mesh"
     for key in left:
         np.testing.assert_allclose(left[key], right[key], rtol=1e-4, atol=1e-5, err_msg=key)
-
-
-EARLY = (
-    *LONG[:3],
-    "train.epochs=20",
-    "train.eval_every=10",
-    "train.patience=3",
-    "embedding.optimizer.learning_rate=0.3",
-    "train.optimizer.learning_rate=0.3",
-)
-
-
-def test_early_stopping_and_the_best_checkpoint_survive(preset, tmp_path):
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    summary = inside("train", preset, *EARLY, "--out", whole, "--json").result
-    best, last = summary["eval_step"], summary["steps"]
-    assert summary["stopped_early"] and last == best + 30, "it stops three evaluations after the best one"
-    command = ("train", preset, *EARLY, "--out", run)
-    kill(command, lambda: last_step(run) > best + 12)  # after the first miss
-    assert best in steps_kept(run)
-    kill(command, lambda: False, f"{DIES}\nat_line({last})")  # one step before it stops
-    assert best in steps_kept(run)
-    assert inside(*command).status == 0
-    assert_ended_like(run, whole, last)
-    # Stopped is stopped: the same command trains no further.
-    again = inside(*command, "--json").result
-    assert (again["steps"], again["eval_step"], again["eval"]) == (last, best, summary["eval"])
-    assert_ended_like(run, whole, last)
