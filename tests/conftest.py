@@ -25,9 +25,8 @@ import hypothesis
 import jax
 import pytest
 from jax._src import compilation_cache
-from support import commands
+from support import commands, light_compile
 from support.few_programs import few
-from support.light_compile import light
 from support.shared_programs import shared
 from support.tiers import (  # noqa: F401  # hooks
     pytest_addoption,
@@ -73,8 +72,7 @@ def float32_again() -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def light_compile_where_marked(request: pytest.FixtureRequest) -> Iterator[None]:
     """Compiles programs of a module that is marked so cheaply."""
-    marker = request.node.get_closest_marker("light_compile")
-    with contextlib.nullcontext() if marker is None else light(**marker.kwargs):
+    with light_compile.compiling(light_compile.wanted(request.node.get_closest_marker("light_compile"))):
         yield
 
 

@@ -17,15 +17,18 @@ def test_on_a_machine_that_is_slower_now_the_limit_is_higher():
     assert tiers.slowness() >= 1
 
 
-def test_modules_with_slow_tests_go_first_and_stay_together():
+def test_modules_with_slow_tests_go_first_stay_together_and_come_in_the_order_of_how_they_compile():
     class Item:
-        def __init__(self, path, slow):
-            self.path, self.slow = path, slow
+        def __init__(self, path, *marks):
+            self.path, self.marks = path, {mark.name: mark for mark in marks}
 
         def get_closest_marker(self, name):
-            return name if self.slow else None
+            return self.marks.get(name)
 
-    items = [Item(*item) for item in (("a", False), ("b", False), ("b", True), ("c", False), ("d", True))]
-    expected = [items[k] for k in (1, 2, 4, 0, 3)]
+    slow, light = pytest.mark.full.mark, pytest.mark.light_compile.mark
+    optimised = pytest.mark.light_compile(optimised=True).mark
+    made = (("a",), ("b", light), ("b", light, slow), ("c",), ("d", slow), ("e", optimised, slow), ("f", light, slow))
+    items = [Item(*item) for item in made]
+    expected = [items[k] for k in (4, 5, 1, 2, 6, 0, 3)]
     tiers.slow_first(items)
     assert items == expected

@@ -45,15 +45,34 @@ def stay_as(asked: str) -> None:
     stay(asked == OPTIMISED)
 
 
+_mode = ""  # how the programs that JAX holds in this process were compiled: a value of the variable
+
+
+def wanted(marker: Any) -> str:
+    """The value of the environment variable for a module with this marker: "" without one."""
+    if marker is None:
+        return ""
+    return OPTIMISED if marker.kwargs.get("optimised") else "yes"
+
+
 @contextlib.contextmanager
-def light(optimised: bool = False) -> Iterator[None]:
-    """Compiles so what is compiled meanwhile, here and in forks that are started meanwhile, and forgets it here."""
-    jax.clear_caches()
-    stay(optimised)
-    os.environ[ASKED] = OPTIMISED if optimised else "yes"
+def compiling(asked: str) -> Iterator[None]:
+    """Compiles as a value of the environment variable says, here and in forks that are started meanwhile.
+
+    Programs that were compiled otherwise are forgotten first, those compiled so stay: to trace and lower the little
+    ones with which every command begins takes more than a second of CPU.
+    """
+    global _mode
+    if asked != _mode:
+        jax.clear_caches()
+        _mode = asked
+    if not asked:
+        yield
+        return
+    stay_as(asked)
+    os.environ[ASKED] = asked
     try:
         yield
     finally:
         compiler.get_compile_options = _PLAIN
         del os.environ[ASKED]
-        jax.clear_caches()

@@ -18,7 +18,7 @@ import jax
 import pytest
 
 from recjax.utils import program_cache
-from support import garbage
+from support import garbage, light_compile
 
 LIMIT_S = 12.0
 LOOP_S = 0.042  # CPU time of `loop` on a quiet core of an AMD EPYC of 2023, with Python 3.11
@@ -39,9 +39,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def slow_first(items: list[pytest.Item]) -> None:
-    """Puts modules without slow tests last, so that workers which share the tests out end together."""
+    """Puts modules without slow tests last, so that workers which share the tests out end together.
+
+    Of the others those that compile alike come one after the other, and go on with programs that are there.
+    """
     slow = {item.path for item in items if item.get_closest_marker("full")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: (item.path not in slow, light_compile.wanted(item.get_closest_marker("light_compile"))))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
