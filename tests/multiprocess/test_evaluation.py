@@ -12,7 +12,13 @@ from support.processes import environment, free_port
 from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.data.storage import blocks
 
-pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_compile, pytest.mark.few_programs]
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.multiprocess,
+    pytest.mark.light_compile,
+    pytest.mark.few_programs,
+    pytest.mark.shared_programs,
+]
 
 NOTED = """
 from recjax.data.storage.blocks import PreparedSource
@@ -50,11 +56,18 @@ def run(preset, tmp_path_factory):
 
 
 def evaluated(run, log, processes, *options):
-    """Returns what `recjax eval` of so many processes says; each notes in the file `log` what it reads."""
+    """Returns what `recjax eval` of so many processes says; each notes in the file `log` what it reads.
+
+    The only process is this one.
+    """
+    before, command = NOTED.replace("LOG", repr(str(log))), ("eval", run, "mesh.devices=4", *options, "--json")
+    if processes == 1:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(blocks.PreparedSource, "read", blocks.PreparedSource.read)  # it is put back
+            exec(before, {})
+            return inside(*command).result
     port, started = free_port(), []
     for process in range(processes):
-        before = NOTED.replace("LOG", repr(str(log)))
-        command = ("eval", run, "mesh.devices=4", *options, "--json")
         started.append(start(*command, before=before, env=environment(processes, process, port)))
     ends = [process.communicate(timeout=300) for process in started]
     assert [process.returncode for process in started] == [0] * processes, ends

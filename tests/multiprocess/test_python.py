@@ -11,16 +11,19 @@ from support import forked
 from support.commands import SMALL, write_preset
 from support.processes import environment, free_port
 
-pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
+pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_compile, pytest.mark.few_programs]
 
-# Two runs; in the second, process 1 meets its fate in the callback of a step.
+# Two runs of one traced step; in the second, process 1 meets its fate in the callback of a step.
 PROGRAM = """
-import os, signal, sys
+import contextlib, os, signal, sys
 import jax
 import recjax
 from recjax.parallel import distributed
 from recjax.train import callbacks
+from support import shared_programs
 
+together = contextlib.ExitStack()
+together.enter_context(shared_programs.shared())
 preset, out, fate, how = sys.argv[1:5]
 if how == "join":
     distributed.join(distributed.place())

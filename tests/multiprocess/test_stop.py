@@ -10,7 +10,7 @@ from support.processes import Job
 
 from recjax.train.checkpoint.checkpoints import Checkpoints
 
-pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
+pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_compile, pytest.mark.few_programs]
 
 # The clock of process 0 alone brings checkpoints before the end, in which both must take part.
 SETTINGS = ["mesh.devices=2", "train.steps=20000", "train.checkpoint_every=1s", "train.eval_every=100000"]
