@@ -69,7 +69,7 @@ def chunk(rows: Sequence[Row]) -> Chunk:
 
 
 def prepare(
-    reader: Any, out: Path, ids: Any = _EVERY_VALUE, dense: str = "none", indicators: bool = False, **more: Any
+    reader: Any, out: Path, ids: Any = _EVERY_VALUE, dense: Any = "none", indicators: bool = False, **more: Any
 ) -> Any:
     """Prepared data of a reader's rows; the options that name them are those given here, and `options`."""
     options = {"ids": ids.kind, "dense": dense, "missing_indicators": indicators, **more.pop("options", {})}
