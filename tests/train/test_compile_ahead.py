@@ -23,6 +23,8 @@ from recjax.train.progress import TrainProgress
 from recjax.train.step_log import StepLog
 from recjax.train.trainer import Trainer, build_trainer
 
+pytestmark = pytest.mark.light_compile
+
 
 def stream(**capacities: int) -> Any:
     return SimpleNamespace(next_capacities=capacities or None)
@@ -158,9 +160,9 @@ class Growing(SyntheticSource):
         return take(block, np.argsort(ids, kind="stable"))
 
 
-STEPS = 40
+STEPS = 20
 SETTINGS = ("data.rows=400,300", "data.ids_per_bag=0,0", "data.mean_ids=20", "data.weighted=false,true",
-            "data.train_rows=2560", "data.validation_rows=50", "data.test_rows=50", "train.batch_size=64",
+            "data.train_rows=1280", "data.validation_rows=50", "data.test_rows=50", "train.batch_size=64",
             "train.shuffle=false", "mesh.devices=2", "plan=row_wise", f"train.steps={STEPS}")  # fmt: skip
 
 
@@ -172,9 +174,11 @@ def trained(how: str) -> tuple[Trainer, loops.Outcome]:
 
 
 @pytest.mark.full
-@pytest.mark.fresh_compile
 def test_programs_compiled_ahead_are_those_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many are compiled as run, each once; the numbers are those of a run that compiles none ahead."""
+    """As many are compiled as run, each once; the numbers are those of a run that compiles none ahead.
+
+    What comes from the tests' cache counts as compiled: JAX holds it as it holds what was.
+    """
     compiled = []
 
     def before(self: CompileAhead, capacities: Any, original: Any = CompileAhead.need) -> float:
