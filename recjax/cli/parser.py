@@ -123,8 +123,9 @@ def make_parser() -> argparse.ArgumentParser:
                    "predict runs/first --input rows.jsonl --out scores.csv --columns user,movie")  # fmt: skip
     predict.add_argument("run_folder", type=expanded, metavar="DIR", help="run folder; needs nothing else")
     predict.set_defaults(tunables=True)
-    predict.add_argument("overrides", nargs="*", metavar="a.b=value", help="settings to change; on_error=skip leaves "
-                         "malformed rows out of the scores, counts them and names the first")  # fmt: skip
+    predict.add_argument("overrides", nargs="*", default=[], metavar="a.b=value", help="settings to change; "
+                         "on_error=skip leaves malformed rows out of the scores, counts them and names the "
+                         "first")  # fmt: skip
     trusting(predict)
     predict.add_argument("--input", type=expanded, required=True, metavar="FILE",
                          help="raw rows: .jsonl (each raw column by name), the text of Criteo or Avazu, with or "

@@ -53,9 +53,10 @@ def make_plan(choice: str, tables: tuple[TableSpec, ...], exchange: Exchange = E
     path = expanded(choice)
     try:
         if not path.is_file():
+            other = " Choose one of these, or write a plan file with `recjax plan PRESET --save FILE`."
             raise ConfigError(
-                f"plan={choice}: there is no plan file of that name, and it is not one of "
-                f"{', '.join(CHOICES)}." + (did_you_mean(choice, CHOICES) or " Choose one of these.")
+                f"plan={choice}: there is no plan file of that name, and it is not one of {', '.join(CHOICES)}."
+                + (did_you_mean(choice, CHOICES) or other)
             )
         plan = Plan.from_json(path.read_text(encoding="utf-8"), str(path), path.parent)
     except (OSError, UnicodeDecodeError) as error:

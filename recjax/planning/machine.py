@@ -21,6 +21,7 @@ from recjax.settings.values import either
 from recjax.utils import strict_json
 from recjax.utils.files import write_json
 from recjax.utils.paths import expanded
+from recjax.utils.text import did_you_mean
 
 FORMAT, VERSION = "recjax machine", 1
 
@@ -227,8 +228,8 @@ def open_machine(name: str) -> Machine:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"--machine {name}: {error.strerror or error}. Measure this machine with `recjax calibrate --out FILE`, or "
-            f"name one of those that are shipped: {either(list(known))}."
+            f"machine {name}: {error.strerror or error}.{did_you_mean(name, known)} Measure this machine with "
+            f"`recjax calibrate --out FILE`, or name one of those that are shipped: {either(list(known))}."
         ) from error
     return parse(content, path)
 

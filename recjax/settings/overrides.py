@@ -300,8 +300,10 @@ def _assign(root: Node, key: str, text: str) -> None:
             group, cls = (key, classes_of(annotation)[0]) if entry is None else (key + ".NAME", entry)
             inner = ", ".join(join(group, name) for name in annotations_of(cls))
             raise ConfigError(f"{key}={text}: {key} is a group of settings. Set one of them: {inner}.") from None
+        present = node.values.get(leaf)  # a number of the right size, where there is one
+        shown = written(present) if present and type(present) in (int, float) else sample
         raise ConfigError(
-            f"{key}={text}: expected {expected(annotation)}, not {text!r}. Write for example {key}={sample}."
+            f"{key}={text}: expected {expected(annotation)}, not {text!r}. Write for example {key}={shown}."
         ) from None
 
 

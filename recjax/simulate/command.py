@@ -303,7 +303,10 @@ def _read(
         return dlrm(shape, topology.size, options.iterations, options.workload)
     path = expanded(options.workload)
     if not path.exists():
-        raise ConfigError(f"{path} is neither a file or folder nor one of the presets {', '.join(PRESETS)}.")
+        raise ConfigError(
+            f"{path} is neither a file or folder nor one of the presets {', '.join(PRESETS)}. Name a folder that "
+            "`recjax trace` wrote, or a workload of ASTRA-sim 1."
+        )
     if options.overrides:
         raise ConfigError(f"{options.overrides[0]}: shapes can be changed of presets only, not of {path}.")
     if path.is_dir():

@@ -79,7 +79,7 @@ def test_what_is_no_json_is_refused_with_its_line():
 
 
 def test_a_missing_file_names_what_is_shipped():
-    with pytest.raises(ConfigError, match=r"--machine nowhere\.json.*recjax calibrate.*h100"):
+    with pytest.raises(ConfigError, match=r"^machine nowhere\.json.*recjax calibrate.*h100"):
         machines.open_machine("nowhere.json")
 
 
