@@ -52,14 +52,18 @@ def _arms(result: dict[str, Any], unit: str, measure: Any) -> bytes:
     """A panel for each number of devices, a bar for each way to hold the tables."""
     devices = list(dict.fromkeys(of["devices"] for of in result["arms"]))
     own = [[of for of in result["arms"] if of["devices"] == n] for n in devices]
-    figure = plots.figure(5.4 * len(devices), 1.4 + 0.34 * len(own[0]))
-    for panel, number, found in zip(figure.subplots(1, len(devices), squeeze=False)[0], devices, own, strict=True):
+    figure = plots.figure(5.4 * len(devices), 1.7 + 0.34 * len(own[0]))
+    panels = figure.subplots(1, len(devices), squeeze=False)[0]
+    for panel, number, found in zip(panels, devices, own, strict=True):
         plots.plain(panel, grid="x")
         labels = [of["label"] for of in found][::-1]
         colours = [plots.GREY if not of["rows"] else plots.ORANGE for of in found][::-1]
         panel.barh(labels, [measure(of) for of in found][::-1], color=colours)
         panel.set_xlabel(unit)
         panel.set_title(f"{number} device(s)", fontsize=9)
+        for words, colour in (("without hot rows", plots.GREY), ("with hot rows", plots.ORANGE)):
+            panel.barh([labels[0]], [0], color=colour, label=words)
+    plots.legend_of_all(figure, panels[0])
     figure.suptitle(_title(result), fontsize=10)
     return plots.png(figure)
 

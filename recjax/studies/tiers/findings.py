@@ -101,6 +101,8 @@ def _picture(hits: list[dict[str, Any]]) -> Picture:
                       color=color, linewidth=1)  # fmt: skip
             axes.plot([100 * one["share"] for one in some], [100 * one["rules"][name]["counted"] for one in some], "o",
                       color=color, label=name)  # fmt: skip
+        axes.plot([], [], color="black", linewidth=1, label="closed form")
+        axes.plot([], [], "o", color="black", label="counted")
         axes.set(xlabel="rows that the cache holds, %", ylabel="hits, %")
         plots.legend_of_all(figure, axes)
         png = plots.png(figure)
