@@ -26,6 +26,7 @@ root_doc = "index"
 nb_execution_mode = "cache" if os.environ.get("DOCS_EXECUTE") else "off"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
+nb_merge_streams = True  # else each state of a progress line is a block of its own
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 suppress_warnings = ["toc.empty_glob"]  # patterns are for pages that are still to come
