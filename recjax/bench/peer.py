@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +36,7 @@ KERNELS = {"torchrec": "fbgemm", "torch": "torch"}  # what --against names -> th
 _BATCH_BYTES = 2**29  # batches that the peer holds: about this many bytes, 4 to 64 batches
 
 
-class Peer:
+class Peer(contextlib.AbstractContextManager["Peer"]):
     """A child process that trains the same model from the same weights on the same batches."""
 
     def __init__(self, kind: str, trainer: Trainer, state: states.TrainState, python: str | None = None) -> None:
@@ -105,10 +105,6 @@ class Peer:
                 '-e ".[peers]", or in another environment, whose interpreter --peer-python then names.'
             )
         raise TrainingError(f"the peer ended with status {self._process.returncode}: {' '.join(said[-3:])}")
-
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Ends it."""

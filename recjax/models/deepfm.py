@@ -9,29 +9,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from recjax.embedding.optim import SparseOptimizer
 from recjax.errors import ConfigError
 from recjax.models.dense import full_precision
-from recjax.models.layers import FirstOrder, Mlp, check_logit, embedded, pair_sum, unequal
-from recjax.models.stateful import check_rate
+from recjax.models.layers import FirstOrder, FirstOrderConfig, Mlp, embedded, pair_sum, unequal
 
 FACTOR_SCALE = 0.1  # standard deviation of the initial factors of dense features, libFM's default
 
 
 @dataclasses.dataclass(frozen=True)
-class DeepFMConfig:
+class DeepFMConfig(FirstOrderConfig):
     """Shape of a DeepFM. All embeddings must have one dimension."""
 
     kind: ClassVar[str] = "deepfm"
-    first_order: ClassVar[bool] = True
-    deep: tuple[int, ...] = (64, 32, 1)  # widths of the deep network's layers; the last is its logit, so 1
-    linear: SparseOptimizer | None = None  # optimizer of the first-order weights; none: that of the embeddings
-    batch_norm: bool = False  # normalise before each ReLU, over the whole batch
-    dropout: float = 0.0  # share of hidden values that are dropped in training
-
-    def __post_init__(self) -> None:
-        check_rate(self.dropout)
-        check_logit("deep", self.deep)
 
     def build(self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int) -> DeepFM:
         """Makes the module.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,11 @@ import numpy as np
 from flax import nnx
 
 from recjax import kernels
+from recjax.embedding.optim import SparseOptimizer
 from recjax.errors import ConfigError
 from recjax.models.dense import Precision, dense, full_precision, rounding
 from recjax.models.products import Products
-from recjax.models.stateful import BatchNorm, Dropout
+from recjax.models.stateful import BatchNorm, Dropout, check_rate
 
 LINEAR = ".linear"  # ends the name of the first-order lookup of the feature that stands before it
 _precision = contextvars.ContextVar("precision", default=Precision.HIGHEST)
@@ -246,6 +248,21 @@ class CrossNet(nnx.Module):
             inner = self.v[i](x_BxN) if len(self.v) else x_BxN
             x_BxN = x0_BxN * w(inner) + x_BxN
         return x_BxN
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstOrderConfig:
+    """Shape of a deep network beside first-order weights."""
+
+    first_order: ClassVar[bool] = True
+    deep: tuple[int, ...] = (64, 32, 1)  # widths of the deep network's layers; the last is its logit, so 1
+    linear: SparseOptimizer | None = None  # optimizer of the ids' first-order weights; none: that of the embeddings
+    batch_norm: bool = False  # normalise before each ReLU, over the whole batch
+    dropout: float = 0.0  # share of hidden values that are dropped in training
+
+    def __post_init__(self) -> None:
+        check_rate(self.dropout)
+        check_logit("deep", self.deep)
 
 
 class FirstOrder(nnx.Module):

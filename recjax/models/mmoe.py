@@ -8,20 +8,17 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
-from recjax.data.batch import ONLY
 from recjax.models.layers import Mlp, check_widths
 from recjax.models.stateful import check_rate
-from recjax.models.towers import Gate, Joined, Towers
+from recjax.models.towers import Gate, Joined, TaskModelConfig, Towers
 from recjax.settings.values import check_ranges
 
 
 @dataclasses.dataclass(frozen=True)
-class MMoEConfig:
+class MMoEConfig(TaskModelConfig):
     """Shape of a multi-gate mixture of experts."""
 
     kind: ClassVar[str] = "mmoe"
-    first_order: ClassVar[bool] = False
-    multi_task: ClassVar[bool] = True
     experts: int = 4  # how many there are
     expert: tuple[int, ...] = (64, 32)  # widths of the layers of each
     tower: tuple[int, ...] = (16,)  # widths of each task's own hidden layers; its output comes after them
@@ -34,11 +31,9 @@ class MMoEConfig:
         check_widths("tower", self.tower)
         check_rate(self.dropout)
 
-    def build(
-        self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int, outputs: dict[str, int] | None = None
-    ) -> MMoE:
-        """Makes the module; arguments as for `SharedBottomConfig.build`."""
-        return MMoE(self, dense, dims, outputs or {ONLY: 1}, dtype=dtype, rngs=nnx.Rngs(seed))
+    def module(self, inputs: Joined, outputs: dict[str, int], how: dict[str, Any]) -> MMoE:
+        """Like `TaskModelConfig.module`."""
+        return MMoE(self, inputs, outputs, how)
 
 
 class MMoE(nnx.Module):
@@ -47,21 +42,11 @@ class MMoE(nnx.Module):
     x = [dense features, pooled embeddings]. The paper's gates have no b_t; those of torch-rechub have.
     """
 
-    def __init__(
-        self,
-        config: MMoEConfig,
-        dense: int,
-        dims: dict[str, int],
-        outputs: dict[str, int],
-        *,
-        dtype: Any,
-        rngs: nnx.Rngs,
-    ) -> None:
-        how: dict[str, Any] = {"batch_norm": config.batch_norm, "dropout": config.dropout, "dtype": dtype, "rngs": rngs}
-        self.inputs = Joined(dense, dims, dtype)
+    def __init__(self, config: MMoEConfig, inputs: Joined, outputs: dict[str, int], how: dict[str, Any]) -> None:
+        self.inputs = inputs
         width = self.inputs.width
         self.experts = nnx.List([Mlp(width, config.expert, **how) for _ in range(config.experts)])
-        self.gates = nnx.List([Gate(width, config.experts, dtype=dtype, rngs=rngs) for _ in outputs])
+        self.gates = nnx.List([Gate(width, config.experts, dtype=how["dtype"], rngs=how["rngs"]) for _ in outputs])
         self.towers = Towers(config.expert[-1], config.tower, outputs, **how)
 
     def __call__(self, dense_BxK: jax.Array, pooled: dict[str, jax.Array]) -> dict[str, jax.Array]:

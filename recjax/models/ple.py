@@ -9,20 +9,17 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
-from recjax.data.batch import ONLY
 from recjax.models.layers import Mlp, check_widths
 from recjax.models.stateful import check_rate
-from recjax.models.towers import Gate, Joined, Towers
+from recjax.models.towers import Gate, Joined, TaskModelConfig, Towers
 from recjax.settings.values import check_ranges
 
 
 @dataclasses.dataclass(frozen=True)
-class PLEConfig:
+class PLEConfig(TaskModelConfig):
     """Shape of a progressive layered extraction."""
 
     kind: ClassVar[str] = "ple"
-    first_order: ClassVar[bool] = False
-    multi_task: ClassVar[bool] = True
     levels: int = 2  # of experts; 1 is the paper's customized gate control (CGC)
     specific: int = 2  # experts of each task alone, in each level
     shared: int = 2  # experts for all tasks, in each level
@@ -37,11 +34,9 @@ class PLEConfig:
         check_widths("tower", self.tower)
         check_rate(self.dropout)
 
-    def build(
-        self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int, outputs: dict[str, int] | None = None
-    ) -> PLE:
-        """Makes the module; arguments as for `SharedBottomConfig.build`."""
-        return PLE(self, dense, dims, outputs or {ONLY: 1}, dtype=dtype, rngs=nnx.Rngs(seed))
+    def module(self, inputs: Joined, outputs: dict[str, int], how: dict[str, Any]) -> PLE:
+        """Like `TaskModelConfig.module`."""
+        return PLE(self, inputs, outputs, how)
 
 
 class PLE(nnx.Module):
@@ -52,18 +47,8 @@ class PLE(nnx.Module):
     above (equations 6 to 8).
     """
 
-    def __init__(
-        self,
-        config: PLEConfig,
-        dense: int,
-        dims: dict[str, int],
-        outputs: dict[str, int],
-        *,
-        dtype: Any,
-        rngs: nnx.Rngs,
-    ) -> None:
-        how: dict[str, Any] = {"batch_norm": config.batch_norm, "dropout": config.dropout, "dtype": dtype, "rngs": rngs}
-        self.inputs = Joined(dense, dims, dtype)
+    def __init__(self, config: PLEConfig, inputs: Joined, outputs: dict[str, int], how: dict[str, Any]) -> None:
+        self.inputs = inputs
         widths = [self.inputs.width] + [config.expert[-1]] * (config.levels - 1)
         last = config.levels - 1
         self.levels = nnx.List([_Level(config, w, len(outputs), i < last, how) for i, w in enumerate(widths)])

@@ -8,19 +8,16 @@ from typing import Any, ClassVar
 import jax
 from flax import nnx
 
-from recjax.data.batch import ONLY
 from recjax.models.layers import Mlp, check_widths
 from recjax.models.stateful import check_rate
-from recjax.models.towers import Joined, Towers
+from recjax.models.towers import Joined, TaskModelConfig, Towers
 
 
 @dataclasses.dataclass(frozen=True)
-class SharedBottomConfig:
+class SharedBottomConfig(TaskModelConfig):
     """Shape of a shared bottom with towers."""
 
     kind: ClassVar[str] = "shared_bottom"
-    first_order: ClassVar[bool] = False
-    multi_task: ClassVar[bool] = True
     bottom: tuple[int, ...] = (64, 32)  # widths of the layers that all tasks share
     tower: tuple[int, ...] = (16,)  # widths of each task's own hidden layers; its output comes after them
     batch_norm: bool = False  # normalise before each ReLU, over the whole batch
@@ -31,36 +28,18 @@ class SharedBottomConfig:
         check_widths("tower", self.tower)
         check_rate(self.dropout)
 
-    def build(
-        self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int, outputs: dict[str, int] | None = None
-    ) -> SharedBottom:
-        """Makes the module.
-
-        Args:
-          dense: K, dense features; may be 0.
-          dims: feature name -> D of its pooled embedding, in the order of the input; they may differ.
-          dtype: of the computation; parameters start as float32.
-          seed: of the initial weights.
-          outputs: task -> numbers that it needs, one for each class; None: one logit of the one binary label.
-        """
-        return SharedBottom(self, dense, dims, outputs or {ONLY: 1}, dtype=dtype, rngs=nnx.Rngs(seed))
+    def module(self, inputs: Joined, outputs: dict[str, int], how: dict[str, Any]) -> SharedBottom:
+        """Like `TaskModelConfig.module`."""
+        return SharedBottom(self, inputs, outputs, how)
 
 
 class SharedBottom(nnx.Module):
     """y_t = tower_t(bottom(x)), x = [dense features, pooled embeddings]."""
 
     def __init__(
-        self,
-        config: SharedBottomConfig,
-        dense: int,
-        dims: dict[str, int],
-        outputs: dict[str, int],
-        *,
-        dtype: Any,
-        rngs: nnx.Rngs,
+        self, config: SharedBottomConfig, inputs: Joined, outputs: dict[str, int], how: dict[str, Any]
     ) -> None:
-        how: dict[str, Any] = {"batch_norm": config.batch_norm, "dropout": config.dropout, "dtype": dtype, "rngs": rngs}
-        self.inputs = Joined(dense, dims, dtype)
+        self.inputs = inputs
         self.bottom = Mlp(self.inputs.width, config.bottom, **how)
         self.towers = Towers(config.bottom[-1], config.tower, outputs, **how)
 

@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from recjax.data.batch import ONLY
 from recjax.models.dense import full_precision
 from recjax.models.layers import Linear, Mlp, linear
+
+
+class TaskModelConfig(abc.ABC):
+    """Config of a model of several tasks, with the settings `batch_norm` and `dropout`."""
+
+    first_order: ClassVar[bool] = False
+    multi_task: ClassVar[bool] = True
+
+    def build(
+        self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int, outputs: dict[str, int] | None = None
+    ) -> Any:
+        """Makes the module.
+
+        Args:
+          dense: K, dense features; may be 0.
+          dims: feature name -> D of its pooled embedding, in the order of the input; they may differ.
+          dtype: of the computation; parameters start as float32.
+          seed: of the initial weights.
+          outputs: task -> numbers that it needs, one for each class; None: one logit of the one binary label.
+        """
+        how = {name: vars(self)[name] for name in ("batch_norm", "dropout")}
+        how |= {"dtype": dtype, "rngs": nnx.Rngs(seed)}
+        return self.module(Joined(dense, dims, dtype), outputs or {ONLY: 1}, how)
+
+    @abc.abstractmethod
+    def module(self, inputs: Joined, outputs: dict[str, int], how: dict[str, Any]) -> nnx.Module:
+        """Makes the module of its inputs, of task -> numbers that it needs, and of arguments of every `Mlp`."""
 
 
 class Joined(nnx.Module):

@@ -9,25 +9,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from recjax.embedding.optim import SparseOptimizer
-from recjax.models.layers import FirstOrder, Mlp, check_logit, embedded
-from recjax.models.stateful import check_rate
+from recjax.models.layers import FirstOrder, FirstOrderConfig, Mlp, embedded
 
 
 @dataclasses.dataclass(frozen=True)
-class WideDeepConfig:
+class WideDeepConfig(FirstOrderConfig):
     """Shape of a Wide & Deep model."""
 
     kind: ClassVar[str] = "wide_deep"
-    first_order: ClassVar[bool] = True
-    deep: tuple[int, ...] = (64, 32, 1)  # widths of the deep network's layers; the last is its logit, so 1
-    linear: SparseOptimizer | None = None  # optimizer of the wide part's ids; none: that of the embeddings
-    batch_norm: bool = False  # normalise before each ReLU, over the whole batch
-    dropout: float = 0.0  # share of hidden values that are dropped in training
-
-    def __post_init__(self) -> None:
-        check_rate(self.dropout)
-        check_logit("deep", self.deep)
 
     def build(self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int) -> WideDeep:
         """Makes the module.

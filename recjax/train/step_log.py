@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Self
 
 import numpy as np
 from jax import monitoring
@@ -39,7 +38,7 @@ class _Pending:
     ids: dict[str, int]
 
 
-class StepLog:
+class StepLog(contextlib.AbstractContextManager["StepLog"]):
     """Writes a run's lines of the training split, and its progress line. Use it as a context manager."""
 
     def __init__(
@@ -138,10 +137,6 @@ class StepLog:
         return TrainingError(
             explain(trainer.config.train, trainer.bound, pending.step, place, pending.metrics)
         ).in_all()
-
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Ends the progress line."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from pathlib import Path
-from typing import Self
 
 from recjax.errors import ConfigError
 
@@ -82,7 +82,7 @@ def run_folder(path: str | os.PathLike[str]) -> Path:
     return found
 
 
-class Plain:
+class Plain(contextlib.AbstractContextManager["Plain"]):
     """A folder under a name without special characters, as long as this object lives: /proc/self/fd/7.
 
     Orbax globs the folder that it writes to, and loses all arrays where a name in its path has brackets; TensorStore
@@ -103,10 +103,6 @@ class Plain:
         self.path = Path(f"/proc/self/fd/{handle}")
         if not self.path.is_dir():
             self.path = located(folder)
-
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Closes the folder, whose name is another's from here on."""

@@ -111,9 +111,9 @@ def legend_of_all(figure: Figure, of: Axes, columns: int = 4) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, edgecolor="none")
 
 
-def legend_beside(panel: Axes, size: float = 8) -> None:
+def legend_beside(panel: Axes) -> None:
     """A legend to the right of the panel, where it hides neither data nor labels."""
-    panel.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=size, frameon=False)
+    panel.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8, frameon=False)
 
 
 def png(figure: Figure) -> bytes:

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +158,7 @@ def step_times(config: RunConfig, options: Options) -> list[dict[str, Any]]:
     return found
 
 
-def nodes_saved(model: str, nodes: Sequence[Node] = NODES) -> list[dict[str, Any]]:
+def nodes_saved(model: str) -> list[dict[str, Any]]:
     """Nodes for one of `MODELS` at each of `RATES`, with all rows in device memory and with tiers of each kind.
 
     Returns:
@@ -178,6 +178,6 @@ def nodes_saved(model: str, nodes: Sequence[Node] = NODES) -> list[dict[str, Any
         all_.append(Table(classes, values + state, size * sum(feature.bag or 1 for feature in own)))
     for share in RATES:
         need = Need(model, all_, share * samples_per_s / size)
-        for node in nodes[1:]:
+        for node in NODES[1:]:
             found.append(compared(need, node) | {"samples_per_s": share * samples_per_s})
     return found

@@ -17,6 +17,7 @@ once everybody has. They tell each other so through `distributed.post`, from the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -29,7 +30,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from recjax.errors import TrainingError
 from recjax.parallel import distributed, watchdog
@@ -62,7 +63,7 @@ class Restored:
     chain: Chain = ()
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """The checkpoints in one folder. Use it as a context manager, or call `close`.
 
     All processes of a run save and restore together; what process 0 finds in the folder counts.
@@ -154,10 +155,6 @@ class Checkpoints:
                 self.wait()
         finally:
             self._worker.shutdown()
-
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Closes. If the body failed and the last save too, the body's error stays and gets a note."""

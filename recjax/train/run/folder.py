@@ -30,7 +30,7 @@ _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _UNFINISHED = ".*.unfinished-*"  # see `files.write_whole`
 
 
-class ReadOnlyRunFolder:
+class ReadOnlyRunFolder(contextlib.AbstractContextManager["ReadOnlyRunFolder"]):
     """A run folder as the processes beside process 0 have it: they write nothing to it but parts of checkpoints."""
 
     def __init__(self, path: Path) -> None:
@@ -41,14 +41,11 @@ class ReadOnlyRunFolder:
     ) -> None:
         """Process 0 does that."""
 
-    def __enter__(self) -> ReadOnlyRunFolder:
-        return self
-
     def __exit__(self, *_: object) -> None:
         pass
 
 
-class RunFolder:
+class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
     """A run folder opened for writing. A context manager: leaving it releases the lock.
 
     Opening it checks and locks; `claim` then makes it the folder of this run.
@@ -181,9 +178,6 @@ class RunFolder:
         origins.keep(self._config, used, self.path)
         if is_file(used.plan):
             write_whole(self.path / origins.PLAN, self_contained(Path(used.plan)))
-
-    def __enter__(self) -> RunFolder:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._lock.close()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 from recjax.errors import TrainingError
 from recjax.train.run.mlflow_run import MlflowRun
@@ -78,7 +78,7 @@ class Trackers:
             tracker.close()
 
 
-class MetricsFile:
+class MetricsFile(contextlib.AbstractContextManager["MetricsFile"]):
     """metrics.jsonl: one JSON object a line, on the disk as soon as it is written.
 
     A step appears once even after a resume: lines beyond the checkpoint that the run resumed from are
@@ -151,23 +151,16 @@ class MetricsFile:
         self._file.close()
         self._trackers.close()
 
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
-
     def __exit__(self, *_: object) -> None:
         """Closes the file."""
         self.close()
 
 
-class NoMetrics:
+class NoMetrics(contextlib.AbstractContextManager["NoMetrics"]):
     """In place of `MetricsFile` where another process writes it."""
 
     def write(self, line: Mapping[str, object]) -> None:
         """Nothing."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         pass
