@@ -62,6 +62,12 @@ def _prepare(app: object) -> None:
             shutil.copyfile(notebook, copy)
 
 
+def _link_copies(app: object, page: str, text: list[str]) -> None:
+    """Leads links to notebooks, which are right where Markdown is read in the repository, to their copies."""
+    text[0] = text[0].replace("](../../notebooks/", "](notebooks/") if page == "getting_started/notebooks" else text[0]
+
+
 def setup(app: object) -> None:
     """Called by Sphinx."""
     app.connect("builder-inited", _prepare)  # type: ignore[attr-defined]
+    app.connect("source-read", _link_copies)  # type: ignore[attr-defined]
