@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from support import forked
-from support.commands import arrays, inside, lines_of
+from support.commands import arrays, lines_of
 
 PROGRAM = "import sys; from recjax.cli.main import main; sys.exit(main())"
 _LIGHT = f"from support import light_compile; light_compile.stay(); {PROGRAM}"
@@ -131,13 +130,7 @@ class Job:
 
 
 def train_together(processes: int, out: Path, preset: Path, overrides: Sequence[str], timeout_s: float = 300) -> None:
-    """Trains to the end, or fails with what the processes wrote. The only process is this one."""
-    if processes == 1:
-        before = jax.config.read("jax_enable_x64")
-        done = inside("train", preset, *overrides, "--out", out)
-        jax.config.update("jax_enable_x64", before)  # which a run in float64 has changed
-        assert done.status == 0, done.err
-        return
+    """Trains to the end, or fails with what the processes wrote."""
     job = Job(out, preset, overrides, processes)
     assert job.wait(timeout_s) == [0] * processes, job.tail()
 
