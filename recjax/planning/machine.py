@@ -220,8 +220,7 @@ def open_machine(name: str) -> Machine:
       ConfigError: there is no such file.
       DataError: it is no machine file.
     """
-    known = shipped()
-    path = known[name] if name in known else expanded(name)
+    path = (known := shipped()).get(name) or expanded(name)
     try:
         if not path.is_file():
             raise FileNotFoundError(errno.ENOENT, "there is no such file")

@@ -12,7 +12,7 @@ from recjax.errors import DataError, TrainingError
 
 
 class Stopped(BaseException):
-    """What a kill looks like from inside: nothing may catch it."""
+    """A kill as it looks from inside: nothing may catch it."""
 
 
 def test_an_interrupted_reading_goes_on_at_the_next_chunk(tmp_path):

@@ -1,4 +1,4 @@
-"""`plan=balanced`: loads counted anew from the plan alone, cases by hand, and the command."""
+"""`plan=balanced`: loads counted from the plan alone, cases by hand, and the command."""
 
 from __future__ import annotations
 
