@@ -12,7 +12,7 @@ SMALL = ("train.batch_size=256", "train.eval_every=15", "train.log_every=5", "me
 
 @pytest.mark.full
 @pytest.mark.smoke
-@pytest.mark.parametrize("preset", ["movietweetings", "synthetic_multihot"])
+@pytest.mark.parametrize("preset", [pytest.param("movietweetings", marks=pytest.mark.wide), "synthetic_multihot"])
 def test_a_run_leaves_what_the_readme_promises_and_goes_on_elsewhere(preset: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     first = recjax.fit(recjax.load(preset, *SMALL, "train.steps=20", "mesh.devices=8"), out)

@@ -25,7 +25,7 @@ from recjax.tracing.record import Recording, step_events, true_counts
 from recjax.train.compile_only import compile_step
 from recjax.train.trainer import build_trainer
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.light_compile]
 
 B, D = 97, 8
 DATA = Synthetic(
@@ -112,7 +112,7 @@ def test_pooled_vectors():
     assert len(asked) == 8  # ids, and weights beside them
 
 
-@pytest.mark.parametrize("devices", [2, 3, 4, 8])
+@pytest.mark.parametrize("devices", [3, pytest.param(8, marks=pytest.mark.wide)])
 @pytest.mark.parametrize("plan", ["row_wise", "table_wise"])
 def test_spread_rows(plan, devices):
     t = Traced(devices, plan)
@@ -127,7 +127,9 @@ def test_spread_rows(plan, devices):
     t.dense()
 
 
-@pytest.mark.parametrize(("devices", "widths"), [(2, (4, 4)), (3, (3, 3, 2)), (4, (2,) * 4), (8, (1,) * 8)])
+@pytest.mark.parametrize(
+    ("devices", "widths"), [(3, (3, 3, 2)), *(pytest.param(n, (8 // n,) * n, marks=pytest.mark.wide) for n in (2, 8))]
+)
 def test_spread_columns(devices, widths):
     t = Traced(devices, "column_wise")
     asked = [len(keys) for keys in t.wanted]
@@ -139,7 +141,7 @@ def test_spread_columns(devices, widths):
     assert {e.kind for e in t.events[0] if e.phase == "id_exchange"} == {"all_gather"}
 
 
-@pytest.mark.parametrize("devices", [2, 3, 4, 8])
+@pytest.mark.parametrize("devices", [3, pytest.param(8, marks=pytest.mark.wide)])
 def test_copies(devices):
     """One all-reduce of [rows, D + 1], which XLA may send together with the dense gradients."""
     t = Traced(devices, "data_parallel")
@@ -150,7 +152,7 @@ def test_copies(devices):
     assert all(e.useful_bytes == e.padded_bytes and e.group == tuple(range(devices)) for e in t.events[0])
 
 
-@pytest.mark.parametrize("devices", [4, 8])
+@pytest.mark.parametrize("devices", [pytest.param(4, marks=pytest.mark.wide), 8])
 @pytest.mark.parametrize("plan", ["table_row_wise", "row_wise"])
 def test_two_hosts_rows(plan, devices):
     """Relay (h, e) asks owner (h', e) for what any device of host h wants, and hands it out inside."""
@@ -175,7 +177,7 @@ def test_two_hosts_rows(plan, devices):
     t.check("grad_exchange", lambda n, m: inside[m, n] * D * 4, E * C * D * 4, neighbours=True)
 
 
-@pytest.mark.parametrize("devices", [4, 8])
+@pytest.mark.parametrize("devices", [pytest.param(4, marks=pytest.mark.wide), 8])
 def test_two_hosts_grid(devices):
     """Half of the columns on each host, rows over the devices of each: relay (h, e) gathers from (0, e) and (1, e)."""
     t = Traced(devices, "grid", hosts=2)
