@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import checkpoints as checkpoint_support
+from support import forked
 from support.checkpoints import assert_same, in_memory, names, no_report, save, state
 
 from recjax.train.checkpoint import array_store
@@ -18,6 +19,15 @@ from recjax.train.checkpoint.checkpoints import Checkpoints
 pytestmark = pytest.mark.full
 
 TESTS = str(Path(checkpoint_support.__file__).parents[1])
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A program in a fork, to its end."""
+    command = [sys.executable, "-c", program, *arguments]
+    with forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
 
 # Saves three steps and goes no further than a place in the third save.
 WRITER = """
@@ -67,7 +77,7 @@ def test_kill_9_within_a_save_leaves_a_complete_newest_checkpoint(tmp_path):
     writers = {}
     for place in places:
         command = [sys.executable, "-c", WRITER, str(tmp_path / place), TESTS, place]
-        writers[place] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        writers[place] = forked.Popen(command, stdout=subprocess.PIPE, text=True)
     for place, newest in places.items():
         with writers[place] as writer:
             assert writer.stdout.readline() == "there\n"
@@ -98,8 +108,7 @@ with Checkpoints(pathlib.Path(sys.argv[1]), 2) as checkpoints:
 
 def test_a_full_disk_is_one_paragraph_and_leaves_the_checkpoint_before(tmp_path):
     """A real refusal by the kernel in the middle of a write: a limit on file size needs no mount and no root."""
-    code = [sys.executable, "-c", FULL, str(tmp_path), TESTS]
-    done = subprocess.run(code, capture_output=True, text=True)
+    done = run(FULL, str(tmp_path), TESTS)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(f"recjax.errors.TrainingError: cannot write {tmp_path}/00000020: File too large; it needs")
@@ -138,8 +147,8 @@ def test_no_permission_is_one_paragraph(what):
         target = {"read state": inside, "read file": inside / "_METADATA"}.get(what, directory)
         mode = stat.S_IMODE(target.stat().st_mode)
         os.chmod(target, {"write": 0o555, "read file": 0o200}.get(what, 0o311))
-        code = [sys.executable, "-c", FORBIDDEN, str(directory), TESTS, what[:5].strip()]
-        done = subprocess.run(code, capture_output=True, text=True, check=True)
+        done = run(FORBIDDEN, str(directory), TESTS, what[:5].strip())
+        assert done.returncode == 0, done.stderr
         os.chmod(target, mode)
         if what == "write":
             expected = f"TrainingError cannot write {directory}/00000020: Permission denied. Make the folder writable"
@@ -170,8 +179,7 @@ with Checkpoints(pathlib.Path(sys.argv[1]), 2) as checkpoints:
 
 def test_nothing_writes_on_or_complains_after_a_save_that_failed(tmp_path):
     """Many arrays are under way when the first fails; what Orbax or TensorStore do later would show on stderr."""
-    code = [sys.executable, "-c", MANY, str(tmp_path), TESTS]
-    done = subprocess.run(code, capture_output=True, text=True)
+    done = run(MANY, str(tmp_path), TESTS)
     assert done.stdout == "TrainingError True []\n" * 5
     assert done.stderr == ""
     assert done.returncode == 0
