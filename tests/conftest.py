@@ -135,10 +135,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         compile_cache.prune(compile_cache.top(), time.time())
 
 
+@pytest.hookimpl(trylast=True)  # of what runs
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what needs special circumstances, unless its marker is named. Of all tests the slow ones go first."""
-    if config.option.full:
-        slow_first(items)
+    """Leaves out what needs special circumstances, unless its marker is named. Slow tests go first."""
+    slow_first(items)
     for marker, needs in (
         ("aot", "pytest -m aot"),
         ("gpu", "JAX_PLATFORMS=cuda,cpu pytest -m gpu"),
