@@ -15,7 +15,7 @@ import recjax
 from recjax.config.presets import load
 from recjax.settings.overrides import to_json
 
-pytestmark = [pytest.mark.full, pytest.mark.shared_programs]
+pytestmark = [pytest.mark.full, pytest.mark.shared_programs, pytest.mark.light_compile, pytest.mark.few_programs]
 
 VERBS = (
     ["train"],

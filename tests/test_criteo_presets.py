@@ -17,7 +17,7 @@ from recjax.data.datasets.criteo import Criteo1TB, CriteoKaggle
 from recjax.data.prepare.ids import Frequency
 from recjax.embedding.optim import Adagrad, Sgd
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.light_compile, pytest.mark.few_programs]
 
 # D, optimizer of tables and of the dense part, batch, schedule; the dense part's parameters by hand:
 # sum over layers of (inputs + 1) * outputs.

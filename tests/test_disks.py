@@ -16,7 +16,7 @@ from support.commands import OWN, SMALL, Done, assert_refused, contents, inside,
 from recjax.train.run import writers
 from recjax.utils import files
 
-pytestmark = [pytest.mark.full, pytest.mark.shared_programs]
+pytestmark = [pytest.mark.full, pytest.mark.shared_programs, pytest.mark.light_compile, pytest.mark.few_programs]
 
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "summary.json", "curves.png"])

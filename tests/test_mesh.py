@@ -12,6 +12,8 @@ from recjax.errors import ConfigError, DeviceError
 from recjax.parallel import mesh as mesh_module
 from recjax.parallel.mesh import AXES, MeshConfig, left_aside, make_mesh, replicated, sharded
 
+pytestmark = pytest.mark.light_compile
+
 
 @pytest.mark.parametrize("devices", [0, 1, 3, 8])
 def test_axes_and_sizes(devices):

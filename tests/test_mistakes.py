@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.commands import SMALL, assert_refused, contents, inside, outside
 
-pytestmark = [pytest.mark.full, pytest.mark.shared_programs]
+pytestmark = [pytest.mark.full, pytest.mark.shared_programs, pytest.mark.light_compile, pytest.mark.few_programs]
 
 # --- usage and config ---
 

@@ -11,7 +11,7 @@ from support.commands import OWN, arrays, assert_refused, assert_same_arrays, co
 from recjax.data.batch import Bags
 from recjax.data.storage import manifest as manifests
 
-pytestmark = [pytest.mark.full, pytest.mark.shared_programs]
+pytestmark = [pytest.mark.full, pytest.mark.shared_programs, pytest.mark.light_compile, pytest.mark.few_programs]
 
 
 def id_out_of_range(block):

@@ -9,7 +9,7 @@ from support.commands import OWN, SCHEMA, arrays, assert_refused, assert_same_ar
 
 from recjax.data.storage.blocks import open_prepared, write_prepared
 
-pytestmark = [pytest.mark.full, pytest.mark.shared_programs]
+pytestmark = [pytest.mark.full, pytest.mark.shared_programs, pytest.mark.light_compile, pytest.mark.few_programs]
 
 
 def test_a_batch_larger_than_the_data_is_all_of_them(preset, tmp_path):

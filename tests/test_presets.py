@@ -19,6 +19,8 @@ from recjax.settings.overrides import config_hash, from_json
 from recjax.settings.values import members
 from recjax.train.table_specs import dims, specs
 
+pytestmark = pytest.mark.light_compile
+
 CONFIGS = Path(recjax.__file__).parent.parent / "configs"
 PRESETS = sorted(file.stem for file in CONFIGS.glob("*.py"))
 MODELS = ("dlrm", "dcnv2", "wide_deep", "deepfm", "shared_bottom", "mmoe", "ple")

@@ -11,7 +11,7 @@ from support.commands import Done, assert_refused, inside, outside, start
 
 from recjax.train.checkpoint.checkpoints import Checkpoints
 
-pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
+pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_compile, pytest.mark.few_programs]
 
 # Python that a command runs first. `hang` never returns to Python, as C++ code may; it says on standard error that it
 # is there. A process that was started in the background, as CI may be, ignores SIGINT.

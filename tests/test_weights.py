@@ -26,7 +26,7 @@ from recjax.train.run.open_run import open_run
 from recjax.train.table_specs import dims, specs
 from recjax.utils import lazy_arrays
 
-pytestmark = [pytest.mark.full, pytest.mark.shared_programs]
+pytestmark = [pytest.mark.full, pytest.mark.shared_programs, pytest.mark.light_compile, pytest.mark.few_programs]
 
 Weights = dict[str, np.ndarray]
 ROWS, D, K = (5000, 37, 300, 11), 8, 3

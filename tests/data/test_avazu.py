@@ -12,6 +12,8 @@ from recjax.data.text.fields import Faults
 from recjax.errors import DataError
 from recjax.serving.faults import RowFaults
 
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+
 HEAD = (
     "id,click,hour,C1,banner_pos,site_id,site_domain,site_category,app_id,app_domain,app_category,device_id,device_ip,"
     "device_model,device_type,device_conn_type,C14,C15,C16,C17,C18,C19,C20,C21\n"

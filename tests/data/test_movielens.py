@@ -15,6 +15,8 @@ from recjax.data.prepare.chunk import check_chunk
 from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats
 from recjax.errors import ConfigError, DataError
 
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+
 # user, movie, rating, time; two ratings at 4000, which keep their order of lines
 RATINGS = [
     (5, 10, 4, 8000), (1, 10, 4, 1000), (2, 20, 3, 2000), (1, 30, 5, 3000), (3, 10, 1, 4000), (2, 10, 5, 4000),

@@ -11,6 +11,8 @@ from recjax.data.datasets.yelp import Yelp, open_raw
 from recjax.data.prepare.chunk import check_chunk
 from recjax.errors import ConfigError, DataError
 
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+
 
 def read(folder, start=0, skip=False, **options):
     reader = open_raw(Yelp(on_error="skip" if skip else "stop", **options), folder)

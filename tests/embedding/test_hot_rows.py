@@ -18,6 +18,8 @@ from recjax.embedding.plan import Plan, RowIds, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.utils.lazy_arrays import load
 
+pytestmark = pytest.mark.light_compile
+
 D = 4
 TABLES = (
     TableSpec("columns", V, D, PartialRowWiseAdam()),

@@ -17,6 +17,8 @@ from recjax.embedding.routing.host import route_on_host
 from recjax.parallel.mesh import sharded
 from recjax.train.routers import DeviceRouter, HostRouter, InFlight
 
+pytestmark = pytest.mark.light_compile
+
 TABLES = [
     (40, 2, "row_wise"),
     (THIRD, 2, "table_wise"),

@@ -16,6 +16,8 @@ from recjax.embedding.segment_sums import PIECE, sum_sorted
 from recjax.embedding.sharding.local import coalesce
 from recjax.utils.platforms import target_platform
 
+pytestmark = pytest.mark.light_compile
+
 D = 3
 
 

@@ -29,6 +29,8 @@ from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import BATCH_AXES, sharded
 
+pytestmark = pytest.mark.light_compile
+
 D = 3
 
 

@@ -20,6 +20,8 @@ from recjax.models.dlrm import DLRMConfig
 from recjax.models.layers import CrossNet, embedded, pair_sum
 from recjax.models.wide_deep import WideDeepConfig
 
+pytestmark = pytest.mark.light_compile
+
 B = 40
 
 

@@ -18,6 +18,8 @@ from recjax.models.layers import products_in
 from recjax.train.compile_only import abstract_inputs, abstract_state
 from recjax.train.trainer import build_trainer
 
+pytestmark = pytest.mark.light_compile
+
 
 @pytest.fixture(autouse=True)
 def plain():

@@ -11,7 +11,7 @@ from support.processes import environment, free_port
 from recjax.comms.formats import read_trace
 from recjax.comms.trace import COMPUTE, Event, Trace
 
-pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
+pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_compile]
 
 
 def together(*arguments: object) -> str:

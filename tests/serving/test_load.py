@@ -12,6 +12,8 @@ from support.serving import export_shop
 
 from recjax.serving import load
 
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+
 
 def offered(post, qps=200, seconds=0.5, bodies=(b"x",)):
     return asyncio.run(load.offer(post, bodies, qps, seconds, np.random.default_rng(0)))

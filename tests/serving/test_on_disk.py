@@ -10,6 +10,8 @@ from recjax.serving import loader
 from recjax.serving.export import write
 from recjax.serving.on_disk import PooledBags, components, decoded, poolable
 
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+
 
 def test_tables_that_share_a_feature_go_together():
     lookups = [("u", "U"), ("u", "u.linear"), ("i", "I"), ("j", "I"), ("k", "K"), ("j", "j.linear"), ("m", "M")]

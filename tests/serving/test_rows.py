@@ -19,6 +19,8 @@ from recjax.errors import ConfigError, DataError
 from recjax.serving import rows
 from recjax.serving.faults import RowFaults
 
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+
 
 def assert_same_columns(ours, theirs):
     """Two batches have the same dense values and ids; labels are left out."""

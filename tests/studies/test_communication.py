@@ -12,6 +12,8 @@ from recjax.studies.communication.shape import BASE, FULL, SMALL, Size, cases, c
 from recjax.studies.report import Report
 from recjax.tracing.record import repeated
 
+pytestmark = pytest.mark.light_compile
+
 TINY = Size(every=250, width=6, dense=3, samples=4, buckets=(0.0001,), max_rows=50)
 
 

@@ -14,6 +14,8 @@ from recjax.studies.finished import RECORDS, Finished
 from recjax.studies.foresight import cases, findings, measure, published, study
 from recjax.studies.foresight.analysis import Found, errors, kendall_tau, outside, rankings, signs
 
+pytestmark = pytest.mark.light_compile
+
 TINY = study.Size({1: 2, 2: 1}, 1, 3, 1, (2,), 2, 0.01, True)
 
 

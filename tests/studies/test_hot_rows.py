@@ -17,6 +17,8 @@ from recjax.studies.hot_rows import draw, findings, study, sweep
 from recjax.studies.hot_rows.measure import Arm, Contestant, contiguous_imbalance, trainer_presence
 from recjax.train.trainer import build_trainer
 
+pytestmark = pytest.mark.light_compile
+
 
 def test_contiguous_owners_by_hand() -> None:
     """Ids 0 to 9 on 2 devices: those below 5 are asked for 12 times, the others 2; without ids 0 and 1 3 and 2.

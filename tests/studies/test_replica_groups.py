@@ -27,6 +27,8 @@ from recjax.studies.replica_groups.training import Arm, configured, run
 from recjax.train.compile_only import compile_step
 from recjax.train.trainer import Trainer, build_trainer
 
+pytestmark = pytest.mark.light_compile
+
 GROUPS, SIZE, EPOCHS = 3, 50, 2
 SHORT = dataclasses.replace(study.SMALL, iterations=20)
 

@@ -12,6 +12,8 @@ from recjax.config import presets
 from recjax.studies import report
 from recjax.studies.tiers import findings, study
 
+pytestmark = pytest.mark.light_compile
+
 PRESET = ("synthetic", "data.rows=3000,2000", "data.train_rows=32768", "mesh.devices=1", "train.batch_size=128")
 
 

@@ -4,8 +4,8 @@ What XLA does with a program, its collectives and its order are the same. What f
 
 - Always: one LLVM module a program, of XLA's own loops instead of those by MLIR. It halves the time.
 - Unless `optimised`: LLVM does not optimise. It takes another half off, for tests of float64 numbers to 1e-9, of files
-  and messages, or of the same program run twice. How the last bit is rounded may differ, as where a product and a sum
-  become one operation: modules that compare the bits of different programs are `optimised`.
+  and messages, or of bits. How the last bit is rounded may differ, as where a product and a sum become one operation:
+  of the modules that compare the bits of different programs, some for each claim are `optimised`.
 
 Tests that read compiled programs, or measure them, take them as users do.
 """

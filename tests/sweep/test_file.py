@@ -14,6 +14,8 @@ from recjax.settings.overrides import config_hash
 from recjax.sweep.file import read_sweep
 from recjax.sweep.search_file import read_search
 
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+
 FULL = """
 preset = "synthetic"
 overrides = ["train.epochs=1", "data.rows=100,50"]

@@ -20,7 +20,13 @@ from recjax.sweep.search_file import read_search
 from recjax.sweep.tune import Study, _Follower
 
 optuna = pytest.importorskip("optuna")
-pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.multiprocess,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.light_compile,
+    pytest.mark.few_programs,
+]
 
 BATCH = 64  # of the preset
 FILE = """

@@ -6,7 +6,7 @@ from support.commands import OWN, arrays, assert_refused, inside
 
 import recjax
 
-pytestmark = [pytest.mark.full, pytest.mark.shared_programs]
+pytestmark = [pytest.mark.full, pytest.mark.shared_programs, pytest.mark.light_compile, pytest.mark.few_programs]
 
 STEPS = 4
 

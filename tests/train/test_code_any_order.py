@@ -15,6 +15,8 @@ from recjax.config.presets import default_out
 from recjax.errors import ConfigError
 from recjax.train.run.folder import read_config
 
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+
 
 class Researcher:
     """One who edits, moves, trains and evaluates, with a stand-in for the training."""

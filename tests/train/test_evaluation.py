@@ -14,7 +14,7 @@ from recjax.train import evaluation
 from recjax.train.metrics import auc, measures, slices
 from recjax.train.run.open_run import open_run
 
-pytestmark = [pytest.mark.full, pytest.mark.shared_programs]
+pytestmark = [pytest.mark.full, pytest.mark.shared_programs, pytest.mark.light_compile, pytest.mark.few_programs]
 
 PLAIN = ("auc", "logloss", "ne", "calibration", "samples")
 

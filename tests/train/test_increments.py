@@ -32,7 +32,7 @@ from recjax.train.state import TrainState, one_version
 from recjax.train.trainer import Trainer
 from recjax.utils.lazy_arrays import load
 
-pytestmark = pytest.mark.light_compile(optimised=True)
+pytestmark = pytest.mark.light_compile
 
 B, V, D = 8, 500, 4
 # Phases, after each of which there is a checkpoint: steps, and the rows that their batches name. Some of the first come

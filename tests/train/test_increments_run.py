@@ -21,7 +21,12 @@ from recjax.train.checkpoint.checkpoints import Checkpoints
 from recjax.train.state import one_version
 from recjax.utils.lazy_arrays import load
 
-pytestmark = [pytest.mark.full, pytest.mark.shared_programs]
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.shared_programs,
+    pytest.mark.light_compile(optimised=True),
+    pytest.mark.few_programs,
+]
 
 # Checkpoints each 5 steps and an evaluation each 15; the best step is not the last.
 SETTINGS = (

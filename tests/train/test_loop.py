@@ -29,7 +29,7 @@ from recjax.train.step_log import StepLog
 from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils.lazy_arrays import load as load_arrays
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.light_compile(optimised=True), pytest.mark.few_programs]
 
 SMALL = ("data.rows=400,300", "data.train_rows=2000", "data.validation_rows=300", "data.test_rows=300", "train.steps=2")
 

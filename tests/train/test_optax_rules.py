@@ -17,6 +17,8 @@ from recjax.config.run import RunConfig
 from recjax.errors import ConfigError
 from recjax.settings import from_json, override, to_json
 
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+
 
 @pytest.fixture(autouse=True)
 def promotion_as_users_have_it() -> Iterator[None]:

@@ -18,7 +18,7 @@ from recjax.embedding.plan import Exchange, Plan, Segment
 from recjax.embedding.spec import TableSpec
 from recjax.utils.lazy_arrays import load
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.light_compile]
 
 FEATURES: dict[str, tuple[str, str, Any]] = {"one": ("rows", "one", "sum"), "sequence": ("rows", "jagged", "none"),
             "weighted": ("vectors", "jagged_weighted", "mean"), "three": ("vectors", "three", "sum")}  # fmt: skip

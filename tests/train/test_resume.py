@@ -26,7 +26,7 @@ from support.resuming import (
     steps_kept,
 )
 
-pytestmark = [pytest.mark.full, pytest.mark.multiprocess]
+pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_compile, pytest.mark.few_programs]
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ from recjax.config.presets import load
 from recjax.embedding.routing import capacity
 from recjax.train.trainer import Trainer, build_trainer
 
+pytestmark = pytest.mark.light_compile
+
 SMALL = ("data.rows=400,300", "data.ids_per_bag=0,1", "data.train_rows=2000", "train.batch_size=40")
 
 

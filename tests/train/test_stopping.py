@@ -17,7 +17,13 @@ from recjax.parallel import stopping
 from recjax.train.checkpoint.checkpoints import Checkpoints
 from recjax.train.trainer import Trainer
 
-pytestmark = [pytest.mark.full, pytest.mark.shared_programs, pytest.mark.usefixtures("heeded")]
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.shared_programs,
+    pytest.mark.usefixtures("heeded"),
+    pytest.mark.light_compile,
+    pytest.mark.few_programs,
+]
 
 INT, TERM = int(signal.SIGINT), int(signal.SIGTERM)
 STEPS = 12

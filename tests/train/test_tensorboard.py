@@ -11,6 +11,8 @@ from recjax.errors import ConfigError, TrainingError
 from recjax.train.run.tensorboard import EventFile
 from recjax.train.run.writers import MetricsFile
 
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+
 
 def scalars(folder):
     """(step, tag, value) of the folder's one event file, in its order; the frame as the TFRecord format defines it."""

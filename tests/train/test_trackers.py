@@ -13,6 +13,8 @@ from support.commands import SMALL, assert_refused, inside
 from recjax.errors import ConfigError, TrainingError
 from recjax.train.run.writers import MetricsFile, Trackers
 
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+
 
 def line(step, **more):
     return {"step": step, "split": "train", "loss": 1 / step, "samples_per_s": float("nan"), **more}
