@@ -214,8 +214,14 @@ def initial_values(
 
 def filled(shape: tuple[int, ...], value: Any, dtype: Any, sharding: Any) -> jax.Array:
     """`jnp.full` in place: that one would fill a shard on the first device, and copy it to where it belongs."""
-    made: jax.Array = jax.jit(lambda: jnp.full(shape, value, dtype), out_shardings=sharding)()
+    made: jax.Array = _filling(shape, float(value), jnp.dtype(dtype), sharding)()
     return made
+
+
+@functools.lru_cache(maxsize=1024)
+def _filling(shape: tuple[int, ...], value: float, dtype: Any, sharding: Any) -> Any:
+    """A program each, kept for the next checkpoint."""
+    return jax.jit(lambda: jnp.full(shape, value, dtype), out_shardings=sharding)
 
 
 def call_sizes(count: int) -> list[tuple[int, int]]:

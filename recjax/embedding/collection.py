@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, SingleDeviceSharding
+from jax.sharding import Mesh
 
 from recjax.embedding.address import Homes, inverse
 from recjax.embedding.bands import Band
@@ -346,8 +346,7 @@ def _import(
     shape = buffer_shape(group, tail, group.versions * group.parts)
     sharding = sharded(mesh, group.partition_axes)
     indices = sharding.addressable_devices_indices_map(shape)
-    block = sharding.shard_shape(shape)
-    blocks = {device: filled(block, 0, dtype, SingleDeviceSharding(device)) for device in indices}
+    blocks = {shard.device: shard.data for shard in filled(shape, 0, dtype, sharding).addressable_shards}
     holders: dict[int, list[Any]] = {}  # part of a version -> the devices of this process that hold it
     for device, index in indices.items():
         holders.setdefault(_part(group, index), []).append(device)
