@@ -168,15 +168,15 @@ def test_an_update_in_place_goes_on_from_its_own_result():
 @pytest.mark.parametrize("sizes", ["ends", pytest.param("all", marks=pytest.mark.wide)])
 def test_a_quick_calibration_has_all_classes(sizes, tmp_path, monkeypatch):
     """In one pass, of each class with its first and last sizes and with those held out; or with all."""
-    of_all = cases.kernel_cases
+    of_devices, of_host = cases.kernel_cases, host_cases
 
-    def ends(quick, dtypes):
-        made = of_all(quick, dtypes)
+    def ends(made):
         first, last = ({case.kernel: case for case in some if not case.held_out} for some in (made[::-1], made))
         return [case for case in made if case.held_out or case in (first[case.kernel], last[case.kernel])]
 
     if sizes == "ends":
-        monkeypatch.setattr(calibrate, "kernel_cases", ends)
+        monkeypatch.setattr(calibrate, "kernel_cases", lambda quick, dtypes: ends(of_devices(quick, dtypes)))
+        monkeypatch.setattr(calibrate, "host_cases", lambda mesh, quick: ends(list(of_host(mesh, quick))))
     monkeypatch.setattr(calibrate, "QUICK", dataclasses.replace(calibrate.QUICK, passes=1, case_s=0.0))
     out = tmp_path / "machine.json"
     assert inside("calibrate", "--quick", "--platform", "cpu", "--out", out).status == 0
