@@ -12,7 +12,7 @@ from recjax.data.text.fields import Faults
 from recjax.errors import DataError
 from recjax.serving.faults import RowFaults
 
-pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+pytestmark = pytest.mark.light_compile
 
 HEAD = (
     "id,click,hour,C1,banner_pos,site_id,site_domain,site_category,app_id,app_domain,app_category,device_id,device_ip,"

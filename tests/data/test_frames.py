@@ -18,7 +18,7 @@ import recjax
 from recjax.data.prepare.encoder import open_encoder
 from recjax.errors import ConfigError, DataError
 
-pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+pytestmark = pytest.mark.light_compile
 
 OPTIONS = {"columns": "auto,when:skip"}
 ROWS = int(os.environ.get("RECJAX_TEST_ROWS", "2000"))  # 100000 as well, by hand

@@ -15,7 +15,7 @@ from recjax.data.prepare.chunk import check_chunk
 from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats
 from recjax.errors import ConfigError, DataError
 
-pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+pytestmark = pytest.mark.light_compile
 
 # user, movie, rating, time; two ratings at 4000, which keep their order of lines
 RATINGS = [

@@ -10,7 +10,7 @@ from recjax.data.datasets.taobao import Taobao, open_raw
 from recjax.data.prepare.chunk import check_chunk
 from recjax.errors import DataError
 
-pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+pytestmark = pytest.mark.light_compile
 
 NAMES = ("raw_sample.csv", "ad_feature.csv", "user_profile.csv")
 SAMPLES = "user,time_stamp,adgroup_id,pid,nonclk,clk\n"

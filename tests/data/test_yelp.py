@@ -11,7 +11,7 @@ from recjax.data.datasets.yelp import Yelp, open_raw
 from recjax.data.prepare.chunk import check_chunk
 from recjax.errors import ConfigError, DataError
 
-pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+pytestmark = pytest.mark.light_compile
 
 
 def read(folder, start=0, skip=False, **options):

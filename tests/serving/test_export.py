@@ -28,7 +28,7 @@ from recjax.serving.export import write
 from recjax.train.run.open_run import open_run
 from recjax.train.trainer import build_trainer
 
-pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+pytestmark = pytest.mark.light_compile
 
 pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
 

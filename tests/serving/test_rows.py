@@ -19,7 +19,7 @@ from recjax.errors import ConfigError, DataError
 from recjax.serving import rows
 from recjax.serving.faults import RowFaults
 
-pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+pytestmark = pytest.mark.light_compile
 
 
 def assert_same_columns(ours, theirs):

@@ -14,7 +14,7 @@ from recjax.settings.overrides import config_hash
 from recjax.sweep.file import read_sweep
 from recjax.sweep.search_file import read_search
 
-pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+pytestmark = pytest.mark.light_compile
 
 FULL = """
 preset = "synthetic"

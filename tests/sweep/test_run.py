@@ -19,7 +19,7 @@ from recjax.sweep import run as sweep_run
 from recjax.sweep.file import read_sweep
 from recjax.train.checkpoint.checkpoints import Checkpoints
 
-pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_compile, pytest.mark.few_programs]
+pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_compile]
 
 
 @pytest.fixture

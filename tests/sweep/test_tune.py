@@ -25,7 +25,6 @@ pytestmark = [
     pytest.mark.multiprocess,
     pytest.mark.filterwarnings("default"),
     pytest.mark.light_compile,
-    pytest.mark.few_programs,
 ]
 
 BATCH = 64  # of the preset

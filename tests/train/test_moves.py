@@ -19,7 +19,7 @@ from recjax import main
 from recjax.errors import RecjaxError
 from recjax.train.checkpoint import manifest
 
-pytestmark = [pytest.mark.full, pytest.mark.light_compile, pytest.mark.few_programs]
+pytestmark = [pytest.mark.full, pytest.mark.light_compile]
 
 STEPS = 3
 NAMES = ("plain", "a[b]c", "back\\slash", " in and around ", "new\nline", "$HOME", "~", "-x", "Ü", "per%41cent", "a=b")
