@@ -106,6 +106,32 @@ def rows_leave_as_the_definition_says(batches: list[set[int]], slots: int, ahead
     assert directory.hits + directory.misses == sum(map(len, batches))
 
 
+# Batches -> rows that leave for each of the first ones, by hand: of three slots, and with three further batches in sight.
+NONE: set[int] = set()
+BY_HAND = {
+    # For 3 one of 0 and 1 has to leave. 1 is named one batch later.
+    "named last": ([NONE, NONE, {0, 1}, {2, 3}, NONE, {0}, {1}], [NONE, NONE, NONE, {1}]),
+    # 0 has come for the batch before, and this one names it. Who leaves for 4 is 5, though it is named again.
+    "named now": ([NONE, NONE, {0, 5}, {0, 3, 4}, NONE, {5}], [NONE, NONE, NONE, {5}]),
+    # Nobody is in sight at the end. 1 comes when its last use, by batch 3, is known, and that of 0, by 4, noted already.
+    "used first": ([{0}, {1}, {2}, {1}, {0}, {2}, {3}], [*[NONE] * 6, {1}]),
+    "used once": ([{0}, NONE, NONE, NONE, {1}, {0}, {2}, {3}], [*[NONE] * 7, {1}]),
+}
+
+
+@pytest.mark.parametrize("many", [32, 3, 1])
+@pytest.mark.parametrize("case", BY_HAND)
+def test_rows_leave_as_by_hand(case: str, many: int) -> None:
+    batches, expected = BY_HAND[case]
+    directory = Directory(6, 3)
+    with mock.patch.object(directories, "_MANY", many):
+        for batch, leave in enumerate(expected):
+            for homes in batches[batch + directory.seen : batch + 4]:
+                shown(directory, homes)
+            moves = directory.admit()
+            assert set(moves.leave_K[: moves.leaving].tolist()) == leave, batch
+
+
 def test_a_row_of_the_next_batch_stays() -> None:
     directory = Directory(9, 3)
     for homes in ({0, 1, 2}, {0, 3}, {0, 4}):
