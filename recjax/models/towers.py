@@ -23,7 +23,7 @@ class TaskModelConfig(abc.ABC):
 
     def build(
         self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int, outputs: dict[str, int] | None = None
-    ) -> Any:
+    ) -> nnx.Module:
         """Makes the module.
 
         Args:
