@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
 from support.commands import inside
+from support.criteo import random_rows, text
 from support.pages import ROOT, code, inline_commands, pages, shell_lines
 
 import recjax
@@ -21,12 +22,17 @@ from recjax.tracing.verbs import joined
 
 # Words that a page leaves open.
 FILL = {"PRESET": "synthetic", "mesh.devices=N": "mesh.devices=4", "model=KIND": "model=dcnv2",
-        "embedding.exchange.kind=KIND": "embedding.exchange.kind=rows"}  # fmt: skip
+        "embedding.exchange.kind=KIND": "embedding.exchange.kind=rows",
+        "tier.disk=/scratch": "tier.disk=scratch"}  # fmt: skip
 # Begin of a command -> what makes it shorter. The longest one counts.
 SHORTER = {
     "train": "train.steps=2 mesh.devices=1",
     "train movietweetings mesh.devices=8": "train.steps=2",
     "train synthetic": "train.steps=2 mesh.devices=1 data.train_rows=4096 data.validation_rows=512 data.test_rows=512",
+    "train bench_mlperf_dcnv2": (
+        "train.steps=2 data.scale=0.001 data.test_rows=64 train.batch_size=64 "
+        "tier.device_bytes=64MiB tier.dram_bytes=64MiB"
+    ),
     "sweep": "--dry-run",
     "sweep mine.toml --dry-run": "",
     "data info zipf_stream": "max_rows=2000 --batches=3",
@@ -82,13 +88,14 @@ def test_is_accepted(words, tmp_path, monkeypatch):
 # What a page's commands find when they begin, and what ran before them on another page.
 BEFORE = {
     "communication/simulate.md": ["trace movietweetings train.batch_size=128 --steps=2 --out traces/first"],
+    "guides/tiers.md": ["data prepare criteo_kaggle --from raw --out DIR"],
     "guides/export.md": ["train movietweetings train.steps=2 mesh.devices=1 --out runs/mine"],
 }
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A working folder with the files that pages name: a table of 400 clicks, rows to score, sweep files."""
+    """A working folder with the files that pages name: a table of 400 clicks, a click log, rows to score, sweeps."""
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
     clicked, stars = random.integers(0, 2, 400), random.integers(1, 6, 400)
@@ -100,6 +107,8 @@ def folder(tmp_path, monkeypatch):
     new = table.drop_columns(["clicked", "tags"]).append_column("tags", pa.array(["a|b"] * 400))
     csv.write_csv(new, "new.csv")
     shutil.copy(ROOT / "recjax/planning/machines/h100.json", "machine.json")
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/train.txt").write_bytes(text(random_rows(3000)))
     (tmp_path / "rows.jsonl").write_text(
         '{"user": 6, "movie": 1483013, "genres": ["Action"], "year": null, "time": 1373234211}\n'
     )
@@ -120,6 +129,12 @@ def runnable(page):
 AGAIN = ("README.md", "docs/index.md")  # of which other pages have all commands
 WIDE = ("foresight.md", "replica_groups.md", "optimizers.md", "several_labels.md")  # they take the longest
 PAGES = [page for page in pages() if runnable(page) and str(page.relative_to(ROOT)) not in AGAIN]
+
+
+def test_no_command_is_in_a_block_that_is_not_read():
+    """`shell_lines` reads `bash`, and what follows `$ ` in blocks of output."""
+    unread = re.compile(r"^( *```(?:sh|shell|zsh|console)\b)", re.M)
+    assert [(page.name, block) for page in pages() for block in unread.findall(page.read_text())] == []
 
 
 def test_reasons_hold_and_name_tests_that_are_there():
