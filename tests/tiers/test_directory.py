@@ -106,14 +106,14 @@ def rows_leave_as_the_definition_says(batches: list[set[int]], slots: int, ahead
     assert directory.hits + directory.misses == sum(map(len, batches))
 
 
-# Batches -> rows that leave for each of the first ones, by hand: of three slots, and with three further batches in sight.
+# Batches -> rows that leave for each of the first ones, by hand: three slots, three further batches in sight.
 NONE: set[int] = set()
 BY_HAND = {
     # For 3 one of 0 and 1 has to leave. 1 is named one batch later.
     "named last": ([NONE, NONE, {0, 1}, {2, 3}, NONE, {0}, {1}], [NONE, NONE, NONE, {1}]),
     # 0 has come for the batch before, and this one names it. Who leaves for 4 is 5, though it is named again.
     "named now": ([NONE, NONE, {0, 5}, {0, 3, 4}, NONE, {5}], [NONE, NONE, NONE, {5}]),
-    # Nobody is in sight at the end. 1 comes when its last use, by batch 3, is known, and that of 0, by 4, noted already.
+    # Nobody is in sight at the end. 1 comes when its last use, by batch 3, is known, and that of 0, by 4, is noted.
     "used first": ([{0}, {1}, {2}, {1}, {0}, {2}, {3}], [*[NONE] * 6, {1}]),
     "used once": ([{0}, NONE, NONE, NONE, {1}, {0}, {2}, {3}], [*[NONE] * 7, {1}]),
 }
