@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -164,39 +164,100 @@ def _has_rows(rows: int, row_bytes: int, table_bytes: int) -> bool:
     return rows * row_bytes <= table_bytes
 
 
-@functools.lru_cache(maxsize=64)
-def _values(shape: tuple[int, ...], dtype: str = "f32") -> jax.Array:
-    """Values that are neither zero nor alike; kept, since cases share them."""
-    count = math.prod(shape)
-    values = (jnp.arange(count, dtype=jnp.float32) % 251) / 251 + 0.5
-    return values.astype({"f32": jnp.float32, "bf16": jnp.bfloat16}[dtype]).reshape(shape)
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """An array that is made for as long as a case is measured: all of them together would take gigabytes.
+
+    Attributes:
+      shape: of it.
+      dtype: of it.
+      make: gives it, in memory that was written to.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    make: Callable[[], jax.Array]
 
 
-def _ids(rows: int, of: int) -> np.ndarray:
-    return np.random.default_rng(rows).integers(0, max(1, of), rows, dtype=np.int32)
+class Program:
+    """A compiled function with its arguments; running it waits for its result."""
+
+    def __init__(self, function: Callable[..., Any], arguments: Sequence[Argument | jax.Array], in_place: bool) -> None:
+        """Compiles it. With `in_place` the result takes the first argument's place, and is it the next time."""
+        self._arguments, self._in_place = arguments, in_place
+        jitted = jax.jit(function, donate_argnums=0 if in_place else ())
+        self._compiled = jitted.lower(*shapes(arguments)).compile()
+        self._held: list[jax.Array] = []
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[None]:
+        """Keeps the arguments meanwhile, all of them made and written; outside they are made for each run."""
+        self._held = [a.make() if isinstance(a, Argument) else a for a in self._arguments]
+        try:
+            jax.block_until_ready(self._held)
+            yield
+        finally:
+            self._held = []
+
+    def __call__(self) -> Any:
+        """Runs it, and returns its result where that is no argument of the next run."""
+        if not self._held:
+            with self.ready():
+                return self()
+        result = jax.block_until_ready(self._compiled(*self._held))
+        if not self._in_place:
+            return result
+        self._held[0] = result
+        return None
 
 
-def runner(function: Callable[..., Any], *arguments: Any) -> Run:
+def shapes(arguments: Sequence[Argument | jax.Array]) -> list[jax.ShapeDtypeStruct]:
+    """Returns what a function is compiled for that takes these."""
+    return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments]
+
+
+def runner(function: Callable[..., Any], *arguments: Argument | jax.Array) -> Run:
     """Compiles a function for these arguments; running it waits for its result."""
-    compiled = jax.jit(function).lower(*arguments).compile()
-    return lambda: jax.block_until_ready(compiled(*arguments))
+    return Program(function, arguments, False)
 
 
-@functools.lru_cache(maxsize=64)
-def _table_of(R: int, D: int) -> list[jax.Array]:
-    """A table that cases update in place; those of one shape share it, or all of them together would take gigabytes."""
-    return [jnp.zeros((R, D))]
-
-
-def in_place(function: Callable[..., Any], held: list[jax.Array], *arguments: Any) -> Run:
+def in_place(function: Callable[..., Any], *arguments: Argument | jax.Array) -> Run:
     """Compiles a function whose result takes its first argument's place, and is its first argument the next time."""
-    compiled = jax.jit(function, donate_argnums=0).lower(held[0], *arguments).compile()
+    return Program(function, arguments, True)
 
-    def run() -> None:
-        held[0] = compiled(held[0], *arguments)
-        held[0].block_until_ready()
 
-    return run
+def _values(shape: tuple[int, ...], dtype: str = "f32", plus: float = 0.0) -> Argument:
+    """Values that are neither zero nor alike."""
+    return Argument(shape, _cycles(dtype, plus).dtype, lambda: jnp.array(np.resize(_cycles(dtype, plus), shape)))
+
+
+@functools.cache
+def _cycles(dtype: str, plus: float) -> np.ndarray:
+    """Values by turns, many times over: a copy of them takes no longer than memory does."""
+    cycle = np.arange(251, dtype=np.float32) / 251 + np.float32(0.5 + plus)
+    return np.tile(cycle.astype({"f32": np.float32, "bf16": jnp.bfloat16}[dtype]), 4096)
+
+
+def _table_of(R: int, D: int) -> Argument:
+    """A table that a case updates in place."""
+    return Argument((R, D), jnp.float32, lambda: jnp.zeros((R, D)))
+
+
+def _ids(rows: int, of: int) -> Argument:
+    def make() -> jax.Array:
+        return jnp.asarray(np.random.default_rng(rows).integers(0, max(1, of), rows, dtype=np.int32))
+
+    return Argument((rows,), jnp.int32, make)
+
+
+def _sorted_ids(rows: int, of: int) -> Argument:
+    """All different."""
+    count = min(rows, of)
+
+    def make() -> jax.Array:
+        return jnp.asarray(np.sort(np.random.default_rng(rows).choice(of, count, replace=False)).astype(np.int32))
+
+    return Argument((count,), jnp.int32, make)
 
 
 def _matmul(layout: str, dtype: str, m: int, n: int, k: int) -> Run:
@@ -230,7 +291,7 @@ def _gather(rows: int, row_bytes: int, table_bytes: int) -> Run:
     def gathered(table: jax.Array, ids: jax.Array) -> jax.Array:
         return table.at[ids].get(mode="fill", fill_value=0)
 
-    return runner(gathered, _values((R, D)), jnp.asarray(_ids(rows, R)))
+    return runner(gathered, _values((R, D)), _ids(rows, R))
 
 
 def _gather_fused(rows: int, row_bytes: int, table_bytes: int) -> Run:
@@ -239,7 +300,7 @@ def _gather_fused(rows: int, row_bytes: int, table_bytes: int) -> Run:
     def moved(table: jax.Array, ids: jax.Array, x: jax.Array) -> jax.Array:
         return table.at[ids].get(mode="fill", fill_value=0) - 0.5 * x
 
-    return runner(moved, _values((R, D)), jnp.asarray(_ids(rows, R)), _values((rows, D)))
+    return runner(moved, _values((R, D)), _ids(rows, R), _values((rows, D)))
 
 
 def _scatter_add(rows: int, row_bytes: int, table_bytes: int) -> Run:
@@ -248,21 +309,21 @@ def _scatter_add(rows: int, row_bytes: int, table_bytes: int) -> Run:
     def added(table: jax.Array, ids: jax.Array, new: jax.Array) -> jax.Array:
         return table.at[ids].add(new, mode="drop")
 
-    return in_place(added, _table_of(R, D), jnp.asarray(_ids(rows, R)), _values((rows, D)))
+    return in_place(added, _table_of(R, D), _ids(rows, R), _values((rows, D)))
 
 
 def _scatter_sorted(rows: int, row_bytes: int, table_bytes: int) -> Run:
     R, D = _table(row_bytes, table_bytes)
-    ids = np.sort(np.random.default_rng(rows).choice(R, min(rows, R), replace=False)).astype(np.int32)
+    ids = _sorted_ids(rows, R)
 
     def written(table: jax.Array, ids: jax.Array, new: jax.Array) -> jax.Array:
         return table.at[ids].set(new, mode="drop", unique_indices=True, indices_are_sorted=True)
 
-    return in_place(written, _table_of(R, D), jnp.asarray(ids), _values((len(ids), D)))
+    return in_place(written, _table_of(R, D), ids, _values((*ids.shape, D)))
 
 
 def _sort(keys: int, operands: int) -> Run:
-    given = [jnp.asarray(_ids(keys, 2**30)), *(jnp.arange(keys) for _ in range(operands - 1))]
+    given = [_ids(keys, 2**30), *(Argument((keys,), jnp.int32, lambda: jnp.arange(keys)) for _ in range(operands - 1))]
     return runner(lambda *given: jax.lax.sort(given, num_keys=1), *given)
 
 
@@ -273,8 +334,8 @@ def _pass(function: Callable[[jax.Array], jax.Array], each: int, *columns: int) 
 
 def _copy_joined(moved: int) -> Run:
     D = 16
-    part = _values((max(1, moved // (8 * 4 * D)), D))
-    return runner(lambda *parts: jnp.concatenate(parts, axis=1), *[part + i for i in range(4)])
+    parts = [_values((max(1, moved // (8 * 4 * D)), D), plus=i) for i in range(4)]
+    return runner(lambda *parts: jnp.concatenate(parts, axis=1), *parts)
 
 
 def _copy_transposed(dtype: str, moved: int) -> Run:

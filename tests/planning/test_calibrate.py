@@ -121,13 +121,17 @@ def test_every_class_is_measured_over_the_sizes_that_the_machine_file_has():
         assert not (case.held_out and case.sizes in points)
 
 
+def compiled_text(function, arguments):
+    return jax.jit(function).lower(*cases.shapes(arguments)).compile().as_text()
+
+
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
 def test_a_product_is_of_the_layout_that_its_class_names(layout):
     texts = []
     run = cases.runner
 
     def kept(function, *arguments):
-        texts.append(jax.jit(function).lower(*arguments).compile().as_text())
+        texts.append(compiled_text(function, arguments))
         return run(function, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -152,16 +156,37 @@ def test_a_batched_product_is_read_as_the_class_that_measures_it(case):
     """In a program of its own: XLA calls a library for each of the smallest, and has a kernel for the others."""
     texts = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cases, "runner", lambda f, *given: texts.append(jax.jit(f).lower(*given).compile().as_text()))
+        patch.setattr(
+            cases, "runner", lambda f, *given: texts.append(jax.jit(f).lower(*cases.shapes(given)).compile().as_text())
+        )
         case.make()
     works = [w for n in read_graph(texts[0], 1).nodes for w in n.works if w.kernel.startswith("batched_matmul")]
     assert [(w.kernel, dict(w.sizes)) for w in works] == [(case.kernel, case.sizes)]
 
 
+def test_arguments_are_there_while_a_case_is_measured_and_no_longer():
+    """All cases' together would take gigabytes; a run that counts finds them made."""
+    made = []
+
+    def make():
+        array = cases._values((8,)).make()
+        made.append(weakref.ref(array))
+        return array
+
+    argument = cases.Argument((8,), np.float32, make)
+    run = cases.runner(lambda x: x + 1, argument)
+    timed = calibrate._Timed(cases.Case("copy", {"bytes": 64.0}, lambda: run), run)
+    assert not made
+    timed.measure(0.0, 0.0)
+    timed.measure(0.0, 0.0)
+    assert [ref() for ref in made] == [None, None]
+
+
 def test_an_update_in_place_goes_on_from_its_own_result():
-    run = cases.in_place(lambda x, y: x + y, [cases._values((3,)) * 0], cases._values((3,)))
-    run()
-    run()  # a donated array may not be read again
+    run = cases.in_place(lambda x, y: x + y, cases._table_of(2, 3), cases._values((2, 3)))
+    with run.ready():
+        run()
+        run()  # a donated array may not be read again
 
 
 @pytest.mark.full
