@@ -26,6 +26,13 @@ def test_a_class_is_named_with_how_far_it_is_carried_on_and_what_that_takes():
     assert found == reach.Outside("copy", pytest.approx(30), pytest.approx(30 / 31))
 
 
+def test_every_turn_of_a_loop_counts_and_the_farthest_size_is_named():
+    """3 (30,000 + 10,000) us of 3 (30,000 + 10,000) + 5 1,000."""
+    near = Node("near", "copy", "x", "kernel", (Work("copy", {"bytes": 1000.0}, 0.0, 1000.0),), (), 5)
+    (found,) = reach.outside(Graph((*copies(30_000, 10_000, trips=3).nodes, near)), MEASURED)
+    assert found == reach.Outside("copy", pytest.approx(30), pytest.approx(120 / 125))
+
+
 @pytest.mark.parametrize("sizes", [(10, 1000), (5000,), (1, 1000, 1000, 1000)], ids=["within", "near", "a small one"])
 def test_nothing_is_said_of_what_is_near_or_takes_no_time(sizes):
     assert not reach.outside(copies(*sizes), MEASURED)
