@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from recjax.utils.plots import BLUE, GREEN, ORANGE, PALETTE, figure, legend_beside, legend_of_all, literal, plain, png
+from recjax.utils.units import size_text
 
 _WAYS = {"copy": ("a copy on each device", ORANGE), "rows": ("rows spread over devices", BLUE),
          "pooled": ("whole with one device, which pools", GREEN)}  # fmt: skip
 # Of the other panels: no colour of a way, so that each colour means one thing.
 _CHOSEN, _OTHER = PALETTE[3], PALETTE[7]
 _PARTS = {"tables": PALETTE[4], "dense": PALETTE[6], "batch": PALETTE[8], "temporaries": PALETTE[9]}
-_GIB = 2**30
+_GIB, _MIB = 2**30, 2**20
 _MOST = 24  # tables that have a bar
 
 
@@ -43,24 +44,26 @@ def _plans(panel: Any, found: dict[str, Any]) -> None:
             bars[name] = choice["next_step_ms"]
     drawn = panel.barh(list(bars), list(bars.values()), 0.6, color=[_CHOSEN, *[_OTHER] * (len(bars) - 1)])
     panel.bar_label(drawn, [f" {ms:,.4g}" for ms in bars.values()], fontsize=8)
-    panel.set_xlim(0, 1.15 * max(bars.values()))
+    panel.set_xlim(0, 1.3 * max(bars.values()))
     panel.invert_yaxis()
     panel.tick_params(axis="y", labelsize=8)
-    panel.set_xlabel("predicted step, ms; within 5% the simpler one wins", fontsize=9)
+    panel.set_xlabel("predicted step, ms\n(within 5% the simpler one wins)", fontsize=9)
     panel.set_title("the whole step", fontsize=10)
 
 
 def _memory(panel: Any, bytes_of: dict[str, float]) -> None:
     plain(panel)
+    whole = sum(bytes_of[part] for part in _PARTS)
+    size_of, unit = (_GIB, "GiB") if whole >= _GIB / 10 else (_MIB, "MiB")
     below = 0.0
     for part, colour in _PARTS.items():
-        size = bytes_of[part] / _GIB
-        panel.bar([0], [size], bottom=below, color=colour, label=f"{part}, {size:.3g} GiB", width=0.5)
+        size = bytes_of[part] / size_of
+        panel.bar([0], [size], bottom=below, color=colour, label=f"{part}, {size_text(bytes_of[part])}", width=0.5)
         below += size
     panel.set_xlim(-0.6, 0.6)
     panel.set_xticks([])
-    panel.set_ylabel("memory of a device, GiB", fontsize=9)
-    panel.set_title(f"memory: {below:.3g} GiB", fontsize=10)
+    panel.set_ylabel(f"memory of a device, {unit}", fontsize=9)
+    panel.set_title(f"memory: {size_text(whole)}", fontsize=10)
     legend_beside(panel)
 
 
@@ -85,7 +88,7 @@ def _ways(panel: Any, tables: list[tuple[str, dict[str, Any]]], count: int) -> N
     panel.set_xlim(0, 1.25 * max([*costs, 1e-9]))
     panel.invert_yaxis()
     panel.tick_params(axis="y", labelsize=7)
-    panel.set_xlabel("longer step with the next best way, which stands at the bar, ms", fontsize=9)
+    panel.set_xlabel("longer step with the next best way, ms\n(which way, stands at the bar)", fontsize=9)
     shown = sum(of["alike"] for _, of in tables)
     more = f", {shown} of {count}: those that weigh most" if shown < count else ""
     panel.set_title(f"the way of each table (colour){more}", fontsize=10)

@@ -60,7 +60,8 @@ def draw_workload(result: Played, found: dict[str, Any], path: Path) -> None:
     for i, row, start, end in spans(result, int(result.finished.max(axis=0).argmax())):
         operation = result.workload.operations[i]
         colour = COLOURS["compute"] if operation.kind == "compute" else COLOURS[operation.collective]
-        line.barh(row, (end - start) / 1e3, left=start / 1e3, height=0.8, color=colour)
+        edge = {"edgecolor": "white", "linewidth": 0.3}  # so that spans which follow each other can be told apart
+        line.barh(row, (end - start) / 1e3, left=start / 1e3, height=0.8, color=colour, **edge)
         rows = max(rows, row + 1)
     several = [f"collectives {i}" for i in range(1, rows)] if rows > 2 else ["collectives"]
     line.set_yticks(range(rows), ["computation", *several][:rows], fontsize=7)

@@ -95,14 +95,13 @@ def _picture(hits: list[dict[str, Any]]) -> Picture:
         figure = plots.figure(7.0, 4.0)
         axes = figure.subplots()
         plots.plain(axes, grid="both")
-        for name, color in zip(RULES, _COLORS, strict=True):
+        for name, color, style, marker in zip(RULES, _COLORS, ("-", "--", "-.", ":"), "os^D", strict=True):
             some = [one for one in hits if one["rules"][name]["counted"] is not None]
             axes.plot([100 * one["share"] for one in hits], [100 * one["rules"][name]["model"] for one in hits],
-                      color=color, linewidth=1)  # fmt: skip
-            axes.plot([100 * one["share"] for one in some], [100 * one["rules"][name]["counted"] for one in some], "o",
-                      color=color, label=name)  # fmt: skip
-        axes.plot([], [], color="black", linewidth=1, label="closed form")
-        axes.plot([], [], "o", color="black", label="counted")
+                      style, color=color, linewidth=1)  # fmt: skip
+            axes.plot([100 * one["share"] for one in some], [100 * one["rules"][name]["counted"] for one in some],
+                      marker, color=color, markersize=5, label=name)  # fmt: skip
+        axes.plot([], [], color="black", linewidth=1, label="lines: closed form; points: counted")
         axes.set(xlabel="rows that the cache holds, %", ylabel="hits, %")
         plots.legend_of_all(figure, axes)
         png = plots.png(figure)
