@@ -26,7 +26,7 @@ from recjax.train.table_specs import specs
 from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils.lazy_arrays import load
 
-pytestmark = [pytest.mark.light_compile(optimised=True), pytest.mark.few_programs]
+pytestmark = pytest.mark.light_compile(optimised=True)
 
 STEPS = 12
 SETTINGS = ("data.rows=6000,300,4000", "data.ids_per_bag=1,0,3", "data.weighted=false", "data.train_rows=16384",
