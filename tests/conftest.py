@@ -135,7 +135,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         compile_cache.prune(compile_cache.top(), time.time())
 
 
-@pytest.hookimpl(trylast=True)  # of what runs
+@pytest.hookimpl(trylast=True)  # so that it sorts what is left to run
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what needs special circumstances, unless its marker is named. Slow tests go first."""
     slow_first(items)

@@ -251,7 +251,7 @@ def _ids(rows: int, of: int) -> Argument:
 
 
 def _sorted_ids(rows: int, of: int) -> Argument:
-    """All different."""
+    """Row numbers that differ, in order."""
     count = min(rows, of)
 
     def make() -> jax.Array:

@@ -42,7 +42,7 @@ def test_sums_and_gradients_are_the_matrix_products(kinds, seed, platform):
 
 
 def sums_and_gradient(rows, bags, upstream):
-    """Of one program: operation by operation each of them would be compiled by itself."""
+    """Returns sums and the gradient by one program; outside of one every operation is compiled by itself."""
 
     def both(rows, bags, upstream):
         sums, backward = jax.vjp(lambda r: sum_bags(r, bags), rows)

@@ -28,10 +28,8 @@ from recjax.serving.export import write
 from recjax.train.run.open_run import open_run
 from recjax.train.trainer import build_trainer
 
-pytestmark = pytest.mark.light_compile
-
 pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
-
+pytestmark = pytest.mark.light_compile
 WITH_ONNX = importlib.util.find_spec("onnx") and importlib.util.find_spec("onnxruntime")
 HISTORY = Path(__file__).parents[1] / "models/history_preset.py"
 
