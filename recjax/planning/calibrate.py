@@ -32,6 +32,7 @@ from recjax.planning.cases import Case, Program, Run, kernel_cases, runner
 from recjax.planning.costs import Costs, of_sizes
 from recjax.planning.host_cases import host_cases
 from recjax.planning.machine import COLLECTIVES, HeldOut, Kernel, Machine, Point, Quantity
+from recjax.planning.reuse_cases import reuse_cases
 from recjax.tiers.disk_speed import disk_rates
 from recjax.utils import processor
 
@@ -218,6 +219,8 @@ def _compiled(mesh: Mesh, effort: Effort, tell: Tell) -> tuple[list[_Timed], lis
     """All cases, compiled and run once: kernels and host stages, collectives, overheads."""
     cases = kernel_cases(effort.quick, ("f32", "bf16"))
     cases += host_cases(mesh, effort.quick)
+    if mesh.devices.flat[0].platform == "cpu":  # a measure of its caches, of which an accelerator's kernels have little
+        cases += reuse_cases(effort.quick)
     timed, said = [], time.monotonic()
     for number, case in enumerate(cases):
         timed.append(_Timed(case, case.make()))

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from recjax.planning.machine import COLLECTIVES, HOST, SIZES, Kernel, Machine, Point
+from recjax.planning.reuse import Use
 from recjax.planning.work import Work
 from recjax.utils.bus import bus_factor
 
@@ -74,6 +75,16 @@ class Costs:
         ratio = roofline_us(work, self.machine) / roofline_us(as_measured, self.machine)
         return dataclasses.replace(cost, us=cost.us * max(1.0, ratio))
 
+    def reuse(self, uses: Sequence[Use]) -> Cost:
+        """What a kernel takes longer since its data were touched so far back, by a pass over as many bytes."""
+        kernel, total = self.machine.kernel("reuse"), sum(use.bytes for use in uses)
+        if kernel is None or not kernel.points or not total:
+            return Cost(0.0)
+        grid = self._grid("reuse", kernel)
+        near = grid.at({"bytes": total, "distance": 1.0})
+        far_us = sum(use.bytes / total * grid.at({"bytes": total, "distance": use.distance}).us for use in uses)
+        return Cost(max(0.0, far_us - near.us), near.cores)
+
     def outside(self, work: Work) -> float:
         """Returns how many times some work is outside of the points of its class: 1 within; inf if there are none."""
         kernel = self.machine.kernel(work.kernel)
@@ -89,7 +100,7 @@ class Costs:
     def _grid(self, name: str, kernel: Kernel) -> _Grid:
         if name not in self._grids:
             base = name.partition(".")[0]
-            places = ("devices",) if base in (*COLLECTIVES, "host_route", "host_pack") else ("table_bytes",)
+            places = ("devices",) if base in (*COLLECTIVES, "host_route", "host_pack") else ("table_bytes", "distance")
             self._grids[name] = _Grid(SIZES[base], kernel.points, lambda of: self._roofline_us(name, of), places)
         return self._grids[name]
 

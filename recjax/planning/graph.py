@@ -12,6 +12,7 @@ from typing import Literal
 
 from recjax.comms.compiled import KINDS, Collective, collectives, members, phase_of
 from recjax.planning.machine import COLLECTIVES
+from recjax.planning.reuse import Use, uses
 from recjax.planning.work import FREE, Work, works
 from recjax.utils.hlo import Computation, Instruction, Program, read_program
 
@@ -32,6 +33,7 @@ class Node:
       trips: how often a loop runs.
       body: of a loop or call.
       launches: kernels that it consists of; more than one where a graph is sketched and not read.
+      uses: memory that a kernel touches, and how far back it was touched before; () where that is not known.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Node:
     trips: int = 1
     body: Graph | None = None
     launches: int = 1
+    uses: tuple[Use, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +98,7 @@ class _Reader:
         self._program, self._collectives, self._devices, self._parts = program, found, devices, parts
         self._hosts = hosts
         self._unknown: list[str] = []
+        self._uses = uses(program)
 
     def graph(self, computation: Computation) -> Graph:
         nodes: list[Node] = []
@@ -136,7 +140,7 @@ class _Reader:
         found = works(instruction, inside, self._program)
         if opcode == "custom-call" and not found[0].flops:
             self._unknown.append(name)
-        return Node(name, opcode, part, "kernel", found, needed)
+        return Node(name, opcode, part, "kernel", found, needed, uses=self._uses.get(name, ()))
 
     def _collective(self, instruction: Instruction) -> Collective | None:
         """The collective that an instruction is, or that it is a fusion of."""

@@ -36,6 +36,7 @@ SIZES: dict[str, tuple[str, ...]] = {
     "elementwise": ("bytes",),
     "transcendental": ("elements",),
     "copy": ("bytes",),
+    "reuse": ("bytes", "distance"),
     "all_reduce": ("bytes", "devices"),
     "all_to_all": ("bytes", "devices"),
     "all_gather": ("bytes", "devices"),

@@ -3,7 +3,7 @@
 Worker threads read and route batches ahead, the main thread packs, places and dispatches them while the devices work on
 the step before: in the middle of a training the step takes as long as the slowest of these. All threads of the host
 share the interpreter, whose lock they hold for most of their time. Where devices compute on the cores of their host
-(CPU), they have what the host's threads leave them of these in a step, and all of it together cannot take less than its
+(CPU), a kernel has one of these less while a thread of the host runs, and all of it together cannot take less than its
 CPU time over the cores.
 """
 
@@ -155,13 +155,15 @@ def _beside_host(graph: Graph, costs: Costs, host_us: float, least_us: float, de
       devices: that share the cores.
     """
     cores = costs.machine.cores
-    left = before = float(cores)
+    busy = 0.0  # threads of the host, on average: a kernel finds a core taken, or not
     for _ in range(_ROUNDS):
-        found = schedule(graph, costs, left / devices)
+        whole = math.floor(busy)
+        left = [(1 - busy + whole, (cores - whole) / devices), (busy - whole, max(1, cores - whole - 1) / devices)]
+        found = schedule(graph, costs, left)
         together = (devices * found.core_us + host_us) / cores
         step_us = max(found.end_us, together, least_us)
-        before, left = left, cores - min(host_us / step_us, cores - 1) if step_us else cores
-        if math.isclose(left, before, rel_tol=1e-3):
+        before, busy = busy, min(host_us / step_us, cores - 1) if step_us else 0.0
+        if math.isclose(busy, before, rel_tol=1e-3, abs_tol=1e-3):
             break
     return found, together
 

@@ -16,6 +16,8 @@ from recjax.planning.costs import Cost, Costs
 from recjax.planning.graph import Graph, Node
 
 Stream = Literal["compute", "collective"]
+Cores = Sequence[tuple[float, float]]  # shares of the time, and CPU cores that may be kept busy in each
+ANY: Cores = ((1.0, math.inf),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +57,13 @@ class Schedule:
     critical: tuple[int, ...]
 
 
-def schedule(graph: Graph, costs: Costs, cores: float = math.inf) -> Schedule:
+def schedule(graph: Graph, costs: Costs, cores: Cores = ANY) -> Schedule:
     """The schedule of a graph on a machine.
 
     Args:
       graph: of a step.
       costs: of the machine.
-      cores: CPU cores that a device may keep busy; without limit where it does not compute on them.
+      cores: that a device may keep busy; without limit where it does not compute on them.
     """
     machine = costs.machine
 
@@ -79,14 +81,14 @@ def node_cost(node: Node, costs: Costs) -> Cost:
         turn = schedule(node.body, costs)  # the schedule around it limits its cores
         us = node.trips * (turn.end_us + overhead["loop"])
         return Cost(us, max(1.0, node.trips * turn.core_us / us) if us else 1.0)
-    found = [costs.of(work) for work in node.works]
+    found = [*(costs.of(work) for work in node.works), costs.reuse(node.uses)]
     started = node.launches * overhead["kernel"]
     us = started + sum(cost.us for cost in found)
     return Cost(us, (started + sum(cost.us * cost.cores for cost in found)) / us if us else 1.0)
 
 
 def list_schedule(
-    nodes: Sequence[Node], cost: Callable[[Node], Cost], lanes: int, cores: float, in_order: bool
+    nodes: Sequence[Node], cost: Callable[[Node], Cost], lanes: int, cores: Cores, in_order: bool
 ) -> Schedule:
     """The schedule of nodes: of those that are ready, the first of the program goes next.
 
@@ -94,7 +96,7 @@ def list_schedule(
       nodes: each after those that it waits for.
       cost: of a node alone.
       lanes: kernels that run at a time; collectives have one lane of their own.
-      cores: that those which run may keep busy together.
+      cores: that those which run may keep busy together; they find each share of the time in turn, and many times over.
       in_order: whether a stream takes its nodes in the order of the program, and waits for each; so it is on
         accelerators. Otherwise what is ready first may go first.
     """
@@ -133,7 +135,7 @@ def list_schedule(
                 starts[place] = now, lane, _later(ready_after[place], before, ends)
                 running[place] = costs[place].us
         wanted = sum(costs[place].cores for place in running)
-        speed = min(1.0, cores / wanted) if wanted else 1.0
+        speed = sum(share * min(1.0, held / wanted) for share, held in cores) if wanted else 1.0
         done = min(running, key=lambda place: (running[place], place))
         left = running[done]
         now += left / speed

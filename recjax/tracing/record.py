@@ -36,7 +36,7 @@ from recjax.parallel import distributed
 from recjax.planning.costs import Costs
 from recjax.planning.graph import read_graph
 from recjax.planning.machine import Machine
-from recjax.planning.schedule import schedule
+from recjax.planning.schedule import ANY, schedule
 from recjax.settings.values import written
 from recjax.tracing.times import Timeline
 from recjax.train.compile_only import abstract_inputs, abstract_state, compile_step
@@ -187,7 +187,7 @@ def _predicted(trainer: Trainer, text: str, machine: Machine) -> Timeline:
     """Returns when a device of a machine does what, in ns from the beginning of the step."""
     devices = trainer.bound.all_devices
     graph = read_graph(text, devices, hosts=trainer.config.mesh.hosts)
-    found = schedule(graph, Costs(machine), machine.cores / devices if machine.shared else math.inf)
+    found = schedule(graph, Costs(machine), ((1.0, machine.cores / devices),) if machine.shared else ANY)
     spans = [
         profile.Span(node.name, round(span.start_us * 1e3), round(span.end_us * 1e3))
         for node, span in zip(graph.nodes, found.spans, strict=True)

@@ -19,7 +19,8 @@ def node(name, *waits_for, kind="kernel"):
 def run(nodes, times, lanes=1, cores=math.inf, in_order=True):
     """Schedules nodes that take `times`: us, or (us, cores)."""
     costs = {n.name: Cost(*(t if isinstance(t, tuple) else (t,))) for n, t in zip(nodes, times, strict=True)}
-    return list_schedule(nodes, lambda n: costs[n.name], lanes, cores, in_order)
+    held = ((1.0, cores),) if isinstance(cores, (int, float)) else cores
+    return list_schedule(nodes, lambda n: costs[n.name], lanes, held, in_order)
 
 
 def spans_of(found):
@@ -98,12 +99,20 @@ def test_a_loop_takes_its_turns_with_their_overhead():
     assert span.end_us - span.start_us == pytest.approx(7 * (0.5 + 1 + 4.0 * 3 * 128 * 64))
 
 
+def test_cores_that_others_take_for_a_part_of_the_time_slow_down_who_wants_them_then():
+    """Half of the time one core of two: 1.5 cores are wanted, so a kernel is 1 and 1/1.5 times as fast by turns."""
+    halves = ((0.5, 2.0), (0.5, 1.0))
+    assert run([node("a")], [(5.0, 1.5)], cores=halves).end_us == pytest.approx(6)
+    assert run([node("a")], [(5.0, 1.0)], cores=halves).end_us == 5
+    assert run([node("a"), node("b")], [(3.0, 1.0)] * 2, 2, halves, False).end_us == pytest.approx(4)
+
+
 def test_a_loop_on_a_share_of_a_core_is_slowed_down_once():
     shared = Costs(dataclasses.replace(KNOWN, shared=True, streams=2))
     graph = read_graph(LOOKUP, 1)
     times = {}
     for cores in (1.0, 0.25):
-        spans = schedule(graph, shared, cores).spans
+        spans = schedule(graph, shared, ((1.0, cores),)).spans
         times[cores] = next(s.end_us - s.start_us for s in spans if graph.nodes[s.node].name == "while.1")
     assert times[0.25] == pytest.approx(4 * times[1.0])
 
