@@ -29,6 +29,7 @@ def few(monkeypatch):
 
     monkeypatch.setattr(calibrate, "kernel_cases", some)
     monkeypatch.setattr(calibrate, "host_cases", lambda mesh, quick: [])
+    monkeypatch.setattr(calibrate, "reuse_cases", lambda quick: [])
 
 
 @pytest.mark.parametrize("quick", [True, False])
