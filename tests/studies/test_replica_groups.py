@@ -173,6 +173,40 @@ def test_the_other_interaction_has_the_width_that_it_needs() -> None:
     assert configured(recjax.load("movietweetings"), Arm(1), 1, 64).model.interaction == "cat"
 
 
+def test_a_stopped_study_has_whole_arms_and_lists_seed_by_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped after five trainings: one arm has its three seeds, the next one two. Then it goes on."""
+    left = 5
+
+    def trained(*_: Any) -> dict[str, list[float]]:
+        nonlocal left
+        if not left:
+            raise KeyboardInterrupt
+        left -= 1
+        return {"iteration": [0.0]}
+
+    monkeypatch.setattr(study, "run", trained)
+    monkeypatch.setattr(study, "arranged", lambda *_: None)
+    monkeypatch.setattr(study, "_bytes", lambda *_: {})
+    monkeypatch.setattr(compared, "report", lambda _: None)
+    monkeypatch.setattr(study.report, "write", lambda *_: [])
+    config = recjax.load("synthetic", "data.train_rows=1000")
+    options = dataclasses.replace(study.SMALL, timed=0)
+    with pytest.raises(KeyboardInterrupt):
+        study.study(config, tmp_path, options)
+    parts = [json.loads(line)["part"] for line in (tmp_path / "finished.jsonl").read_text().splitlines()]
+    one, exact = Arm(1).name, Arm(2, "exact").name
+    assert parts == [f"training: {name}, seed {s}" for name, seeds in ((one, 3), (exact, 2)) for s in range(seeds)]
+    left = 100
+    result, _ = study.study(config, tmp_path, options)
+    listed = [(training["seed"], training["name"]) for training in result["trainings"]]
+    of_figures, further = listed[: listed.index((1, one))], listed[listed.index((1, one)) :]
+    assert left == 100 - (len(listed) - 5)
+    assert [seed for seed, _ in listed] == [0] * len(of_figures) + [1] * (len(further) // 2) + [2] * (len(further) // 2)
+    assert [name for _, name in of_figures[: len(further) // 2]] == [name for seed, name in listed if seed == 1]
+
+
 def made_up() -> dict[str, Any]:
     """Results of a study whose every value is chosen by hand."""
     trainings = []

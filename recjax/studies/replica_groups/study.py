@@ -12,6 +12,7 @@ study's folder: a study that was stopped goes on from there.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,7 +80,7 @@ def study(config: RunConfig, out: Path, options: Options) -> tuple[dict[str, Any
       options: how long to look.
 
     Returns:
-      JSON values: "about"; "trainings", for each arm and seed its settings and what `training.run` gives; "times",
+      JSON values: "about"; "trainings", for each seed and arm its settings and what `training.run` gives; "times",
       parts of an iteration; "series", iterations one by one, and their parts; "bytes", by number of groups; and
       "files", names in `out`. And the report.
 
@@ -120,6 +121,7 @@ def study(config: RunConfig, out: Path, options: Options) -> tuple[dict[str, Any
         found = finished.get(f"training: {name}", train)
         kept = {**dataclasses.asdict(arm), "label": arm.label, "name": arm.name, "seed": seed, "batch": size}
         result["trainings"].append({**kept, "measures": found})
+    result["trainings"].sort(key=lambda training: training["seed"])
     if options.timed:
         result["series"] = list(_series(config, source, batch_size, options, finished.get))
         result["times"] = list(_times(config, source, batch_size, options, finished.get))
@@ -177,7 +179,7 @@ def _other_interaction(config: RunConfig) -> Literal["", "dot", "cat"]:
 def trainings(
     feature: str, options: Options, clipped: bool, interaction: Literal["", "dot", "cat"] = ""
 ) -> Iterator[tuple[Arm, int]]:
-    """Returns the trainings, with their seeds.
+    """Returns the trainings, with their seeds: all of an arm one after the other, so that a stopped study has whole arms.
 
     Args:
       feature: that samples can be parted by, or "".
@@ -207,9 +209,8 @@ def trainings(
         Arm(2, "never", parts="whole"),
         *((Arm(2, "never", parts="by_feature"),) if feature else ()),
     ]
-    for seed in range(options.seeds):
-        for arm in of_figures if seed and not options.all_seeds else (*of_figures, *further):
-            yield arm, seed
+    for arms, seeds in ((of_figures, options.seeds), (further, options.seeds if options.all_seeds else 1)):
+        yield from itertools.product(arms, range(seeds))
 
 
 Get = Callable[[str, Callable[[], Any]], Any]
