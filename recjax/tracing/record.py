@@ -158,10 +158,7 @@ def compiled(config: RunConfig, machine: Machine | None = None) -> Trace:
     trainer = build_trainer(config, splits=("train",), weights=False)
     found = compile_report.sample(trainer)
     distributed.note(f"compiling for {trainer.bound.all_devices} device(s)")
-    if machine is None:
-        text = compile_step(trainer, found.capacities).as_text() or ""
-    else:
-        text = compiled_text(trainer, found.capacities)  # as it trains: kernels count, and not collectives alone
+    text = compile_step(trainer, found.capacities, kernels=machine is not None).as_text() or ""
     counts = repeated(found.counts, found.devices, trainer.bound.all_devices)
     ranks = step_events(trainer, text, counts, found.capacities)
     about = _about(trainer, 1, False) | {"compiled": True}

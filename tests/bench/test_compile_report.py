@@ -10,6 +10,7 @@ import pytest
 from support.commands import assert_refused, inside
 
 from recjax.bench import compile_report
+from recjax.comms.compiled import collectives
 from recjax.config.run import EmbeddingConfig, FeatureConfig, RunConfig, TableConfig
 from recjax.config.train import DenseAdagrad, TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
@@ -21,7 +22,7 @@ from recjax.embedding.traffic import EXCHANGES, sent_bytes
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
 from recjax.settings.named import Named
-from recjax.train.compile_only import abstract_inputs, abstract_state
+from recjax.train.compile_only import abstract_inputs, abstract_state, compile_step
 from recjax.train.trainer import build_trainer
 
 N, D, B = 4, 8, 512
@@ -92,6 +93,15 @@ def test_tables_in_segments_take_what_the_plan_says(tmp_path: Path) -> None:
     assert memory["tables"] + memory["slots"] == told
     others = sum(memory[kind] for kind in ("dense", "dense_optimizer", "batch"))
     assert memory["total"] - memory["temporaries"] - others == pytest.approx(told, abs=500)
+
+
+def test_a_step_compiled_for_its_kernels_reads_as_the_one_that_runs() -> None:
+    trainer = build_trainer(CONFIG, weights=False)
+    sizes = compile_report.sample(trainer).capacities
+    runs = trainer.step_program.lower(abstract_state(trainer), abstract_inputs(trainer, sizes)).compile().as_text()
+    assert compile_step(trainer, sizes, kernels=True).as_text() == runs
+    plain = compile_step(trainer, sizes).as_text()
+    assert sorted(map(str, collectives(plain))) == sorted(map(str, collectives(runs)))
 
 
 def test_bytes_of_collectives_are_those_of_closed_forms(found: dict[str, Any]) -> None:

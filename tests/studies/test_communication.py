@@ -123,7 +123,10 @@ def test_the_report_of_made_up_figures():
 
 @pytest.mark.full
 def test_a_tiny_study_goes_on_where_it_was(tmp_path, monkeypatch):
-    """Four tables on two ranks, one case of a kind; what was made once is not made again."""
+    """Four tables on two ranks, one case of a kind; what was made once is not made again, and compiled once."""
+    programs = []
+    compiled = study.compiled
+    monkeypatch.setattr(study, "compiled", lambda *how: programs.append(how) or compiled(*how))
     monkeypatch.setattr(study, "SMALL", TINY)
     monkeypatch.setattr(study, "model_a", lambda: {"rows": []})
     monkeypatch.setattr(study, "cases", lambda size, ranks: [c for c in cases(size, ranks) if c.variation in some])
@@ -133,6 +136,7 @@ def test_a_tiny_study_goes_on_where_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(draw, "pictures", lambda result: {})
     first = inside(*where)
     base = first.result["compiled"]["base"]
+    assert len(programs) == 1 and base["time"]["step_ms"] > 0
     # Tables of 4, 32, 64 and 128 columns or so: all vectors of 4 samples go to the two ranks.
     dims = [t.dim for t in config(TINY, 2, cases(TINY, 2)[0], tmp_path).embedding.tables.values()]
     vectors = base["phases"]["pooled_exchange"]
@@ -143,6 +147,7 @@ def test_a_tiny_study_goes_on_where_it_was(tmp_path, monkeypatch):
     assert again.result["compiled"]["base"] == base
     cut = again.result["compiled"]["column-wise"]["phases"]["pooled_exchange"]
     assert sum(cut["sent"]) == sum(vectors["sent"])
+    assert len(programs) == 2 and not again.result["compiled"]["column-wise"]["time"]
     assert_refused(inside(*where, "--full"), 2, "other settings .full.")
 
 
