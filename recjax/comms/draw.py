@@ -22,7 +22,6 @@ TIME_COLOURS = {
     "computing alone": plots.BLUE,
     "neither": "#dddddd",
 }
-_HATCHES = ("", "////", "....", "xxxx", "||||", "----")  # of kinds, where colours are those of traces
 _MARKERS = "osD^vP*X<>"
 _PANEL_IN, _LETTER_IN, _HANDLE_IN = 5.2, 0.052, 0.5  # of a legend of this size
 
@@ -59,7 +58,7 @@ def _draw_sizes(panel: Axes, found: Sequence[Mapping[str, Any]], names: Sequence
         for kind, bins in one["sizes"].items():
             place = kinds.index(kind)
             color = plots.PALETTE[place if len(found) == 1 else trace]
-            hatch = "" if len(found) == 1 else _HATCHES[place % len(_HATCHES)]
+            hatch = "" if len(found) == 1 else plots.HATCHES[place % len(plots.HATCHES)]
             # a gap between neighbours, which differ by a hatch alone where they are of one trace
             panel.bar([b + number * width for b, _, _ in bins], [c for _, c, _ in bins], 0.8 * width, align="edge",
                       color=color, hatch=hatch, edgecolor="white", linewidth=0)  # fmt: skip
@@ -74,7 +73,7 @@ def _draw_sizes(panel: Axes, found: Sequence[Mapping[str, Any]], names: Sequence
         handles = [Patch(color=color, label=name) for name, color in zip(names, plots.PALETTE, strict=False)]
         if len(kinds) > 1:
             handles += [
-                Patch(facecolor=plots.GREY, hatch=_HATCHES[i % len(_HATCHES)], edgecolor="white", label=kind)
+                Patch(facecolor=plots.GREY, hatch=plots.HATCHES[i % len(plots.HATCHES)], edgecolor="white", label=kind)
                 for i, kind in enumerate(kinds)
             ]
     _legend(panel, handles)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREEN, GREY = "#4878a8", "#d1662c", "#2f7d4f", "#777777"
 # Any two can be told apart by people who do not see red or green, too.
 PALETTE = (BLUE, ORANGE, GREEN, "#332288", "#88ccee", "#6a1b4d", "#e6c229", "#9a9a9a", "#552211", "#f0b8a0")
+HATCHES = ("", "////", "....", "xxxx", "||||", "----")  # beside colours, of which some are printed in the same grey
 
 
 @contextlib.contextmanager
@@ -79,6 +80,7 @@ def stacked(
     parts: Mapping[str, Sequence[float]],
     colours: Iterable[str],
     upright: bool = False,
+    hatched: bool = False,
     **how: Any,
 ) -> None:
     """Bars at some places, whose parts stand one after the other.
@@ -89,12 +91,15 @@ def stacked(
       parts: label -> of each bar.
       colours: of the parts.
       upright: whether bars go upwards, and not to the right.
+      hatched: whether parts also differ by `HATCHES`, and have an edge.
       how: further arguments of matplotlib's `bar` or `barh`.
     """
     bars, start = (panel.bar, "bottom") if upright else (panel.barh, "left")
     ends = [0.0] * len(at)
-    for (label, lengths), colour in zip(parts.items(), colours, strict=False):
-        own: dict[str, Any] = {start: ends, "color": colour, "label": label}
+    for place, ((label, lengths), colour) in enumerate(zip(parts.items(), colours, strict=False)):
+        own: dict[str, Any] = {start: ends, "facecolor": colour, "label": label}
+        if hatched:
+            own |= {"hatch": HATCHES[place % len(HATCHES)], "edgecolor": "white", "linewidth": 0.5}
         bars(at, lengths, **own, **how)
         ends = [a + b for a, b in zip(ends, lengths, strict=True)]
 

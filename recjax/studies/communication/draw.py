@@ -69,7 +69,7 @@ def _sizes(cases: Mapping[str, Any], kind: str) -> bytes:
     for column, (variation, title) in enumerate(VARIATIONS.items()):
         names = of_variation(cases, variation)
         width = 0.8 / len(names)
-        for row, (index, unit) in enumerate(((1, "messages"), (2, "share of bytes, %"))):
+        for row, (index, unit) in enumerate(((1, "messages in a step"), (2, "share of bytes, %"))):
             panel = panels[row][column]
             plots.plain(panel)
             for place, name in enumerate(names):
@@ -79,7 +79,10 @@ def _sizes(cases: Mapping[str, Any], kind: str) -> bytes:
                     [bins.index(b) + (place - (len(names) - 1) / 2) * width for b in found],
                     [value / (whole or 1) for value in found.values()],
                     width,
-                    color=plots.PALETTE[place],
+                    facecolor=plots.PALETTE[place],
+                    hatch=plots.HATCHES[place],
+                    edgecolor="white",
+                    linewidth=0.5,
                     label=label(variation, name),
                 )
             panel.set_xticks(range(len(bins)), [size_text(2.0**b) for b in bins], rotation=90, fontsize=7)
@@ -119,7 +122,7 @@ def _stacked(
     figure = plots.figure(width, 1.6 + 0.4 * len(names))
     panel = figure.subplots()
     plots.plain(panel, "x")
-    plots.stacked(panel, range(len(names)), parts, colours, height=0.65)
+    plots.stacked(panel, range(len(names)), parts, colours, hatched=True, height=0.65)
     panel.set_yticks(range(len(names)), names, fontsize=9)
     panel.invert_yaxis()
     panel.set(xlabel=label, xlim=(0, None))
@@ -130,6 +133,9 @@ def _stacked(
 def _ranks(cases: Mapping[str, Any]) -> bytes:
     names = of_variation(cases, "placement")
     phases = [phase for phase in _PHASES if phase in cases[names[0]]["phases"]]
+    most = max(max(cases[name]["phases"][phase][way]) for name in names for phase in phases
+               for way in ("sent", "received"))  # fmt: skip
+    unit, size = ("MiB", 2**20) if most >= 2**24 else ("KiB", 2**10)
     figure = plots.figure(4.6 * len(phases), 7)
     panels = figure.subplots(2, len(phases), sharex=True, squeeze=False)
     for column, phase in enumerate(phases):
@@ -139,12 +145,12 @@ def _ranks(cases: Mapping[str, Any]) -> bytes:
             for place, name in enumerate(names):
                 of = cases[name]["phases"][phase]
                 uneven = of["imbalance"][way]["phase"]
-                panel.plot([value / 2**10 for value in sorted(of[way], reverse=True)], _LINES[place % 4],
+                panel.plot([value / size for value in sorted(of[way], reverse=True)], _LINES[place % 4],
                            color=plots.PALETTE[place], linewidth=2,
                            label=f"{label('placement', name)}: max/mean {uneven:.2f}")  # fmt: skip
-            panel.set_ylim(0, 1.35 * max(max(cases[name]["phases"][phase][way]) for name in names) / 2**10)
+            panel.set_ylim(0, 1.35 * max(max(cases[name]["phases"][phase][way]) for name in names) / size)
             panel.legend(fontsize=8, loc="upper right", **_OPAQUE)
-            panel.set_ylabel(f"KiB {way} in a step")
+            panel.set_ylabel(f"{unit} {way} in a step")
             if row == 0:
                 panel.set_title(_PHASES[phase], fontsize=10)
             else:
