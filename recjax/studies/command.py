@@ -69,8 +69,8 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
                "study communication --out studies/communication")  # fmt: skip
     chu.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder of the report: the same "
                      "command goes on with what is left of the study")  # fmt: skip
-    chu.add_argument("--full", action="store_true", help="compile model A whole, 793 billion parameters: a quarter of "
-                     "an hour or more for each of 9 cases (default: every 8th table, 10 minutes in all)")  # fmt: skip
+    chu.add_argument("--full", action="store_true", help="compile model A whole, 793 billion parameters, in 3 GB of "
+                     "memory: a minute or less for each of 9 cases (default: every 8th table)")  # fmt: skip
     chu.add_argument("--ranks", type=int, default=128, metavar="N", help="to compile for (default: 128, as there)")
     chu.add_argument("--devices", type=int, metavar="N", help="to measure on; 0: nothing is measured (default: all "
                      "that the machine has, its cores if it has no accelerator)")  # fmt: skip

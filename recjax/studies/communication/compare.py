@@ -60,8 +60,9 @@ def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Mappin
     counted = {one["counted_ranks"] for one in cases.values()} - {None}
     assumptions = list(_ASSUMPTIONS)
     if counted:
-        assumptions.append(f"Splits of ids are those of the first {min(counted)} ranks, which the others are taken to "
-                           "ask alike: a step has more ids than are counted.")  # fmt: skip
+        of = f"first {min(counted)} ranks" if min(counted) > 1 else "first rank"
+        assumptions.append(f"Splits of ids are those of the {of}, which the others are taken to ask alike: a step has "
+                           "more ids than are counted.")  # fmt: skip
     return Report(
         "communication",
         "Communication of a large DLRM",

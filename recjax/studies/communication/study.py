@@ -39,7 +39,7 @@ def study(
 
     Args:
       out: folder of the parts.
-      full: whether model A is compiled whole; hours.
+      full: whether model A is compiled whole; minutes.
       ranks: to compile for.
       devices: to measure on; None: all that the machine has, cores where it has no accelerator; 0: nothing is measured.
       say: called with what is being done.
