@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Shown = tuple[Any, Callable[[], str]]  # a result, and how to write it as text
 FORMATS = ("recjax", "param", "chakra-json", "chakra-et")
+_READ = (*FORMATS, "chakra-graph")  # that can be read
 WITHOUT_TIMES = ("param", "chakra-json")
 
 
@@ -59,7 +60,7 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
     shown = verb("trace report", report, "show what traces say: sizes, shares, imbalance, time; several side by side",
                  "trace report traces/first --out report.html --out report.png")  # fmt: skip
     shown.add_argument("folders", nargs="+", type=expanded, metavar="DIR", help="a trace in any of the formats")
-    shown.add_argument("--format", choices=FORMATS, help="of the files (default: found out)")
+    shown.add_argument("--format", choices=_READ, help="of the files (default: found out)")
     shown.add_argument("--calls", action="store_true", help="also every call: how uneven, which rank came last and how "
                        "late; and every rank: what it sent, received and waited")  # fmt: skip
     shown.add_argument("--out", action="append", type=expanded, default=[], metavar="FILE",
@@ -73,7 +74,7 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
     other = verb("trace convert", convert, "write a trace in another format, or for ui.perfetto.dev",
                  "trace convert traces/first --format perfetto --out traces/perfetto")  # fmt: skip
     other.add_argument("folder", type=expanded, metavar="DIR", help="a trace in any of the formats")
-    other.add_argument("--from", dest="source", choices=FORMATS, help="format of the files (default: found out)")
+    other.add_argument("--from", dest="source", choices=_READ, help="format of the files (default: found out)")
     other.add_argument("--format", action="append", required=True, choices=(*FORMATS, "perfetto"),
                        help="to write; may be given several times: then each goes to OUT/FORMAT")  # fmt: skip
     other.add_argument("--out", type=expanded, required=True, metavar="OUT", help="folder to write")
@@ -85,7 +86,7 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
     again.add_argument("folder", nargs="?", type=expanded, metavar="DIR", help="a trace in any of the formats")
     again.add_argument("overrides", nargs="*", default=[], metavar="a.b=value",
                        help="mesh.platform and mesh.devices; others have no meaning here")  # fmt: skip
-    again.add_argument("--format", choices=FORMATS, help="of the files (default: found out)")
+    again.add_argument("--format", choices=_READ, help="of the files (default: found out)")
     again.add_argument("--repeats", type=int, default=20, metavar="N", help="runs that count (default: 20)")
     again.add_argument("--shrink", type=int, metavar="N", help="replay the first N ranks alone, without collectives "
                        "of which one rank is left")  # fmt: skip

@@ -1,4 +1,7 @@
-"""Formats of communication traces: each a module with `write(trace) -> {file: content}` and `read({rank: file})`."""
+"""Formats of communication traces: each a module with `read({rank: file})`, and most with `write(trace)`.
+
+`write` gives {file: content}.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import dataclasses
 from pathlib import Path
 from types import ModuleType
 
-from recjax.comms.formats import chakra_et, chakra_protobuf, param_basic, recjax_json
+from recjax.comms.formats import chakra_et, chakra_graph, chakra_protobuf, param_basic, recjax_json
 from recjax.comms.formats.fields import parse
 from recjax.comms.formats.files import load, rank_files
 from recjax.comms.trace import Trace, checked
@@ -19,6 +22,7 @@ FORMATS: dict[str, ModuleType] = {
     "chakra-json": chakra_et,
     "chakra-et": chakra_protobuf,
 }
+READ: dict[str, ModuleType] = FORMATS | {"chakra-graph": chakra_graph}  # that can be read
 
 
 def read_trace(folder: Path, format: str | None = None) -> Trace:
@@ -26,17 +30,17 @@ def read_trace(folder: Path, format: str | None = None) -> Trace:
 
     Args:
       folder: with a file for each rank, whose names end in the rank's number and .json, .json.gz or .et.
-      format: a key of FORMATS; None finds it out.
+      format: a key of READ; None finds it out.
 
     Raises:
       ConfigError: no such format.
       DataError: there is no trace, or it is damaged or of an unknown version.
     """
-    if format is not None and format not in FORMATS:
-        raise ConfigError(f"--format {format} is not known; choose {either(list(FORMATS))}.")
+    if format is not None and format not in READ:
+        raise ConfigError(f"--format {format} is not known; choose {either(list(READ))}.")
     files = rank_files(folder, "" if format is None else ".et" if format == "chakra-et" else ".json")
     name = format or _found(files[min(files)])
-    trace: Trace = FORMATS[name].read(files)
+    trace: Trace = READ[name].read(files)
     about = {**trace.about, "label": folder.resolve().name, "format": name}
     return checked(dataclasses.replace(trace, about=about), str(folder))
 
@@ -52,7 +56,9 @@ def _found(path: Path) -> str:
         return "recjax"
     if isinstance(value, dict) and "schema" in value and "nodes" in value:
         return "chakra-json"
+    if isinstance(value, dict) and chakra_graph.GRAPH in value:
+        return "chakra-graph"
     raise DataError(
         f"{path}: no trace that recjax knows: neither its own format, nor a list of operations (PARAM), nor an object "
-        'with "schema" and "nodes" (Chakra).'
+        'with "schema" and "nodes" or with "workload_graph" (Chakra).'
     )

@@ -182,19 +182,50 @@ def _events(data: bytes, path: str, groups: Mapping[str, tuple[int, ...]], world
     if version not in VERSIONS:
         raise DataError(f"{path}: version {version[:40]!r} of the format; this recjax reads {either(VERSIONS[1:])}.")
     nodes = list(messages)
+    found = events_of(nodes, path, groups, world, rank)
+    if version != VERSION and not any(node.start_micros for node in nodes):  # of others: it has durations alone
+        found = tuple(dataclasses.replace(event, start_ns=None) for event in found)
+    return found
+
+
+def new_node(attributes: Mapping[str, int | bool], **fields: Any) -> Any:
+    """A node of the schema, for formats with the same nodes in another writing.
+
+    Args:
+      attributes: name -> value.
+      fields: of the node, as the schema calls them.
+    """
+    node = _CLASSES["node"](**fields)
+    for name, value in attributes.items():
+        node.attr.add(name=name, **{"BOOL" if isinstance(value, bool) else "INT64": value})
+    return node
+
+
+def events_of(
+    nodes: list[Any], path: str, groups: Mapping[str, tuple[int, ...]], world: int, rank: int
+) -> tuple[Event, ...]:
+    """The events of a rank's nodes.
+
+    Args:
+      nodes: of the schema, in the order of the file.
+      path: of the file, for errors.
+      groups: name of a process group -> its ranks.
+      world: ranks of the trace.
+      rank: whose nodes they are.
+
+    Raises:
+      DataError: too many nodes, two with the same id, one that waits for itself, or a damaged one.
+    """
     if len(nodes) > MAX_EVENTS:
         raise DataError(f"{path}: more than the {MAX_EVENTS:,} nodes that a rank may have.")
     ordered = _ordered(nodes, path)
     ids = {node.id: number for number, (node, _) in enumerate(ordered)}
     if list(ids) == sorted(ids):
         ids = {id: id for id in ids}  # as they are
-    found = tuple(
+    return tuple(
         _event(node, tuple(ids[d] for d in deps), ids[node.id], groups, world, rank, f"{path}, node {node.id}")
         for node, deps in ordered
     )
-    if version != VERSION and not any(node.start_micros for node in nodes):  # of others: it has durations alone
-        found = tuple(dataclasses.replace(event, start_ns=None) for event in found)
-    return found
 
 
 def _ordered(nodes: list[Any], path: str) -> list[tuple[Any, list[int]]]:
