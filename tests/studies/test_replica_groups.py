@@ -18,6 +18,7 @@ from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.layout import SUMMED
 from recjax.embedding.routing import capacity
 from recjax.errors import ConfigError
+from recjax.studies import report
 from recjax.studies.replica_groups import compared, study
 from recjax.studies.replica_groups.alignment import distances, procrustes
 from recjax.studies.replica_groups.arranged import Arranged, Parts
@@ -173,9 +174,7 @@ def test_the_other_interaction_has_the_width_that_it_needs() -> None:
     assert configured(recjax.load("movietweetings"), Arm(1), 1, 64).model.interaction == "cat"
 
 
-def test_a_stopped_study_has_whole_arms_and_lists_seed_by_seed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_study_has_whole_arms_and_lists_seed_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped after five trainings: one arm has its three seeds, the next one two. Then it goes on."""
     left = 5
 
@@ -190,7 +189,7 @@ def test_a_stopped_study_has_whole_arms_and_lists_seed_by_seed(
     monkeypatch.setattr(study, "arranged", lambda *_: None)
     monkeypatch.setattr(study, "_bytes", lambda *_: {})
     monkeypatch.setattr(compared, "report", lambda _: None)
-    monkeypatch.setattr(study.report, "write", lambda *_: [])
+    monkeypatch.setattr(report, "write", lambda *_: [])
     config = recjax.load("synthetic", "data.train_rows=1000")
     options = dataclasses.replace(study.SMALL, timed=0)
     with pytest.raises(KeyboardInterrupt):

@@ -179,7 +179,7 @@ def _other_interaction(config: RunConfig) -> Literal["", "dot", "cat"]:
 def trainings(
     feature: str, options: Options, clipped: bool, interaction: Literal["", "dot", "cat"] = ""
 ) -> Iterator[tuple[Arm, int]]:
-    """Returns the trainings, with their seeds: all of an arm one after the other, so that a stopped study has whole arms.
+    """Returns the trainings with their seeds, all of an arm one after the other: a stopped study has whole arms.
 
     Args:
       feature: that samples can be parted by, or "".
