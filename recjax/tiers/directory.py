@@ -13,6 +13,8 @@ import dataclasses
 
 import numpy as np
 
+from recjax.tiers.next_use import NextUse
+
 _NONE = np.zeros(0, np.int32)
 _MANY = 32  # batches in sight, beyond which the last one that names a home is kept and not looked for
 _STALE = 4  # entries of the queues for each slot of the cache, from which they are made anew
@@ -48,7 +50,8 @@ NO_MOVES = Moves(_NONE, _NONE, _NONE)
 class Directory:
     """Slots of the homes of one owner's part. Batches are shown to it by `see`, and admitted in the same order.
 
-    Takes 4 bytes for each home, 4 more where more than `_MANY` batches are in sight, and some 24 for each slot.
+    Takes 4 bytes for each home, 4 more where more than `_MANY` batches are in sight, 8 more once a row has left that is
+    in sight, and some 24 for each slot.
 
     Attributes:
       slot_of: int32 [homes], the slot of each; -1 where the cache does not hold it.
@@ -63,6 +66,7 @@ class Directory:
         self._last = np.full(slots, -1, np.int64)  # of each slot: the last batch known to name its row
         self._window: collections.deque[np.ndarray] = collections.deque()  # homes of the batches seen, not admitted
         self._named: np.ndarray | None = None  # int32 [homes], the last batch to name each; None if few are seen
+        self._next: NextUse | None = None  # None as long as no row has left that is in sight
         self._queues: dict[int, collections.deque[np.ndarray]] = {}  # slots by `_last`
         self._stamped: list[int] = []  # the batches that have queues, ascending
         self._entries = 0  # of all queues, stale ones too
@@ -94,6 +98,8 @@ class Directory:
             self._named = np.zeros(len(self.slot_of), np.int32)
             for of_window, named_U in enumerate(self._window, self._batch):
                 self._named[named_U] = of_window
+        if self._next is not None:
+            self._next.see(homes_U)
         slots_U = self.slot_of[homes_U]
         self._stamp(slots_U[slots_U >= 0], number)
 
@@ -112,6 +118,8 @@ class Directory:
         else:
             moves = NO_MOVES
         self._window.popleft()
+        if self._next is not None:
+            self._next.admit()
         self._batch += 1
         return moves
 
@@ -192,16 +200,17 @@ class Directory:
 
     def _named_last(self, count: int, taken: np.ndarray) -> np.ndarray:
         """Slots of rows that batches in sight name, but neither this one nor the next."""
-        next_S = np.full(len(self._home_of), np.iinfo(np.int64).max)
-        for number, homes_U in reversed(list(enumerate(self._window, self._batch))):
-            slots_U = self.slot_of[homes_U]
-            next_S[slots_U[slots_U >= 0]] = number
+        if self._next is None:
+            self._next = NextUse(len(self.slot_of), self._batch, self._window)
+        next_S = self._next.of(self._home_of)
         next_S[taken] = -1
         next_S[self._home_of < 0] = -1
         could = np.flatnonzero(next_S > self._batch + 1)
         if len(could) < count:
             both = np.unique(np.concatenate(list(self._window)[:2]))
             raise CacheTooSmallError(len(both))
+        least = np.partition(next_S[could], -count)[-count]
+        could = could[next_S[could] >= least]  # not all are sorted, only those that may leave
         order = np.argsort(-next_S[could], kind="stable")[:count]
         slots_M = could[order].astype(np.int32)
         self._last[slots_M] = -1

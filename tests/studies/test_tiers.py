@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from recjax.config import presets
+from recjax.planning.tier_run import Run
 from recjax.studies import report
 from recjax.studies.tiers import findings, study
 
@@ -20,7 +23,8 @@ PRESET = ("synthetic", "data.rows=3000,2000", "data.train_rows=32768", "mesh.dev
 def test_hits_rise_with_what_is_seen_and_with_the_cache() -> None:
     """The golden ones; the closed form is within a point of them, but for Belady's, which it flatters."""
     config = presets.load(PRESET[0], list(PRESET[1:]))
-    found = [study.hit_curve(config, share, 60) for share in (0.1, 0.3)]
+    trace = study.Trace(config, 60)
+    found = [study.hit_curve(trace, share) for share in (0.1, 0.3)]
     assert [one["slots"] for one in found] == [500, 1500]
     counted = [[of["counted"] for of in one["rules"].values()] for one in found]
     assert all(row == sorted(row) for row in counted) and counted[0] < counted[1]
@@ -31,6 +35,18 @@ def test_hits_rise_with_what_is_seen_and_with_the_cache() -> None:
 
 
 GOLDEN = [[0.509165, 0.576235, 0.686974, 0.687621], [0.73485, 0.751995, 0.796959, 0.876213]]
+
+
+def test_batches_are_read_once_for_caches_of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = presets.load(PRESET[0], list(PRESET[1:]))
+    trace = study.Trace(config, 5)
+    first, second = (trace.run(share) for share in (0.1, 0.3))
+    (group,) = first.bound.cached
+    alone = [homes[group.name] for homes in itertools.islice(second.homes(), 10)]
+    kept = [homes[group.name] for homes in trace.homes(first)]
+    assert all(np.array_equal(a, b) for a, b in zip(alone, kept, strict=True))
+    monkeypatch.setattr(Run, "homes", lambda run: pytest.fail("read again"))
+    study.hit_curve(trace, 0.3)
 
 
 def test_nodes_are_those_of_the_page() -> None:

@@ -20,7 +20,8 @@ from recjax.config import presets
 from recjax.config.run import RunConfig
 from recjax.planning.nodes import Need, Node, Table, compared
 from recjax.planning.tier_model import Cache, cache, table_classes, together
-from recjax.planning.tier_replay import replay
+from recjax.planning.tier_replay import Homes, replay
+from recjax.planning.tier_run import Run
 from recjax.studies.finished import Finished
 from recjax.studies.tiers.measure import Arm, by_turns, medians
 from recjax.tiers.directory import CacheTooSmallError
@@ -83,7 +84,7 @@ def study(out: Path, options: Options, say: Callable[[str], None]) -> dict[str, 
       say: takes a line about what is done.
 
     Returns:
-      JSON values: "options", "hits" (`hit_curves`), "times" (`step_times`; [] if nothing is measured), "nodes"
+      JSON values: "options", "hits" (`hit_curve`), "times" (`step_times`; [] if nothing is measured), "nodes"
       (`nodes_saved`).
 
     Raises:
@@ -93,10 +94,11 @@ def study(out: Path, options: Options, say: Callable[[str], None]) -> dict[str, 
     kept = Finished(out, setup)
     found: dict[str, Any] = {"options": setup}
     config = presets.load(options.preset[0], list(options.preset[1:]))
+    trace = Trace(config, options.steps)
     found["hits"] = []
     for share in options.shares:
         say(f"hits of a cache of {share:.0%} of the rows")
-        found["hits"].append(kept.get(f"hits {share:g}", functools.partial(hit_curve, config, share, options.steps)))
+        found["hits"].append(kept.get(f"hits {share:g}", functools.partial(hit_curve, trace, share)))
     timed = config if options.preset != SMALL.preset else presets.load(TIMED[0], list(TIMED[1:]))
     found["times"] = []
     if options.rounds:
@@ -109,16 +111,39 @@ def study(out: Path, options: Options, say: Callable[[str], None]) -> dict[str, 
     return found
 
 
-def hit_curve(config: RunConfig, share: float, steps: int) -> dict[str, Any]:
-    """Hit rates of one size of cache by each rule, of `steps` steps after as many that fill it.
+class Trace:
+    """Batches of a run whose hits are counted, by the rows that they name, which are the same for caches of any size.
+
+    Attributes:
+      steps: of which hits are counted, after as many that fill the cache.
+    """
+
+    def __init__(self, config: RunConfig, steps: int) -> None:
+        """A trace of a run; nothing is read yet."""
+        self.steps = steps
+        self._config, self._source = config, config.data.open()
+        self._homes: list[Homes] = []
+
+    def run(self, share: float) -> Run:
+        """The run with a cache for that share of the rows."""
+        return run_of(with_share(self._config, self._source, share))
+
+    def homes(self, run: Run) -> list[Homes]:
+        """Homes that the batches of one of its runs name; read and sorted once for all."""
+        if not self._homes:
+            self._homes = list(itertools.islice(run.homes(), 2 * self.steps))
+        return self._homes
+
+
+def hit_curve(trace: Trace, share: float) -> dict[str, Any]:
+    """Hit rates of one size of cache by each rule.
 
     Returns:
       "share", "slots", "rows"; "rules": of each its name -> "counted", None where two batches do not fit, and "model",
       the closed form of the same steps.
     """
-    source = config.data.open()
-    run = run_of(with_share(config, source, share))
-    homes = list(itertools.islice(run.homes(), 2 * steps))
+    run, steps = trace.run(share), trace.steps
+    homes = trace.homes(run)
     (group,) = run.bound.cached
     classes = together(list(run.classes(group).values()))
     slots = group.owners * group.rows
