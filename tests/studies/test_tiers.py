@@ -49,6 +49,12 @@ def test_batches_are_read_once_for_caches_of_all_sizes(monkeypatch: pytest.Monke
     study.hit_curve(trace, 0.3)
 
 
+@pytest.mark.parametrize("options", [study.SMALL, study.FULL])
+def test_no_batch_of_a_trace_comes_twice(options: study.Options) -> None:
+    config = presets.load(options.preset[0], list(options.preset[1:]))
+    assert 2 * options.steps * config.train.batch_size <= 4096 * config.data.distinct_blocks
+
+
 def test_nodes_are_those_of_the_page() -> None:
     """Model F: 48.2 TB by 256 GB of devices, by 1.2 TB of memory; MLPerf's tables fit into one node."""
     found = study.nodes_saved("model F")
