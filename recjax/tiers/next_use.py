@@ -16,7 +16,7 @@ NEVER = np.iinfo(np.int32).max  # no batch in sight names it
 
 
 class NextUse:
-    """Of each home the first batch in sight that names it. Takes 8 bytes a home, and 4 for each that a batch names."""
+    """The first batch in sight that names each home. Takes 8 bytes a home, and 4 for each that a batch names."""
 
     def __init__(self, homes: int, batch: int, window: Iterable[np.ndarray]) -> None:
         """Batches in sight, the first of which has the number `batch`: of each the distinct homes that it names."""
