@@ -76,7 +76,7 @@ class Costs:
         return dataclasses.replace(cost, us=cost.us * max(1.0, ratio))
 
     def reuse(self, uses: Sequence[Use]) -> Cost:
-        """What a kernel takes longer since its data were touched so far back, by a pass over as many bytes."""
+        """Returns by how much a kernel on data touched so far back takes longer: as a pass over as many bytes does."""
         kernel, total = self.machine.kernel("reuse"), sum(use.bytes for use in uses)
         if kernel is None or not kernel.points or not total:
             return Cost(0.0)
