@@ -51,8 +51,7 @@ SIZES: dict[str, tuple[str, ...]] = {
     "device_swap": ("rows", "row_bytes"),
 }
 COLLECTIVES = ("all_reduce", "all_to_all", "all_gather", "reduce_scatter")
-HOST = ("host_read", "host_route", "host_pack", "host_place", "host_dispatch", "host_lookup", "host_swap",
-        "device_swap")  # fmt: skip
+HOST = tuple(name for name in SIZES if name.startswith("host_") or name == "device_swap")
 
 # name -> unit, and whether a machine may lack it
 RATES: dict[str, tuple[str, bool]] = {

@@ -15,7 +15,6 @@ from recjax.planning.work import FREE, works
 from recjax.utils.hlo import Computation, Instruction, Program
 
 _CALLS = {"call": "to_apply", "async-start": "calls", "while": "body"}
-_SKIPPED = ("conditional",)  # of which the branch that does least is taken to run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +34,11 @@ class _Piece:
 
 
 def uses(program: Program) -> dict[str, tuple[Use, ...]]:
-    """Kernel -> what it uses, by the names of instructions; for those of a loop in a turn after the first."""
+    """Kernel -> what it uses, by the names of instructions; for those of a loop in a turn after the first.
+
+    Kernels in the branches of a conditional are left out. Where several devices share a cache, what the others touch
+    meanwhile is not counted.
+    """
     before = _Walk(program, {}, (), (), 0.0)
     kept = {piece.key for piece in before.run(program.entry, ())}
     step = before.clock
@@ -114,7 +117,7 @@ class _Walk:
         own: tuple[_Piece, ...],
     ) -> tuple[_Piece, ...]:
         """Notes what a kernel uses, and returns the arrays of its result."""
-        if instruction.opcode in _SKIPPED:
+        if instruction.opcode == "conditional":  # of which the branch that does least is taken to run
             return own
         total = sum(work.bytes for work in works(instruction, inside, self._program))
         size = sum(piece.bytes for piece in own)

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from support.commands import assert_refused, inside
 
+from recjax.comms import formats
 from recjax.comms.formats import read_trace
 from recjax.comms.trace import COMPUTE, Event
+from recjax.tracing import verbs
 
 BOTH = (0, 1)
 
@@ -70,3 +72,8 @@ def test_it_is_converted_and_simulated(tmp_path):
 )
 def test_damage_is_named(tmp_path, change, says):
     assert_refused(inside("trace", "report", save(tmp_path, change)), 3, says)
+
+
+def test_the_verbs_offer_every_format_that_can_be_written_or_read():
+    """They name them by themselves, so that `--help` imports no format."""
+    assert (verbs.FORMATS, verbs._READ) == (tuple(formats.FORMATS), tuple(formats.READ))

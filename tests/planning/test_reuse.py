@@ -1,4 +1,4 @@
-"""How far back a step's data were touched: against programs worked through by hand."""
+"""Reuse distances of a step's data, against programs worked through by hand."""
 
 import dataclasses
 import math
