@@ -95,12 +95,18 @@ def test_kill_9_at_exact_places(preset, undisturbed, tmp_path):
     assert_ended_like(run, undisturbed)
 
 
-# Python that a command runs first: in the given evaluation of a split, it is asked to stop.
+# Python that a command runs first: in the given evaluation of a split, it is asked to stop, and hears it.
 ASKED = """
-import os, signal
+import os, signal, threading
+from recjax.parallel.stopping import Stop
 from recjax.train.trainer import Trainer
 
-splits = []
+splits, taken = [], threading.Event()
+
+def heard(self, *arguments, plain=Stop.heard):
+    why = plain(self, *arguments)
+    taken.set()
+    return why
 
 def eval_inputs(self, split, *options, plain=Trainer.eval_inputs):
     splits.append(split)
@@ -111,8 +117,10 @@ def predict(self, state, stream, plain=Trainer.predict):
     for number, batch in enumerate(plain(self, state, stream)):
         if number == 0 and this:
             os.kill(os.getpid(), signal.SIGTERM)
+            assert taken.wait(60)  # a thread hears it, which may get no core before the evaluation has ended
         yield batch
 
+Stop.heard = heard
 Trainer.eval_inputs, Trainer.predict = eval_inputs, predict
 """
 
