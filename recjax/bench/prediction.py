@@ -68,6 +68,7 @@ def _host(trainer: Trainer, found: compile_report.Sample, state: Any, inputs: An
         workers=train.workers,
         routes=isinstance(trainer.router, HostRouter),
         source=trainer.config.data.kind,
+        ordered=not train.shuffle,
         hosts=1 if machine.shared else trainer.config.mesh.hosts,
     )
 

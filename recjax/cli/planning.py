@@ -132,6 +132,7 @@ def _offers(options: argparse.Namespace, config: Any) -> None:
 
 def calibrate(options: argparse.Namespace) -> None:
     """Measures this machine."""
+    from recjax.bench.in_training import References
     from recjax.bench.machine_load import Others
     from recjax.parallel.mesh import MeshConfig, make_mesh
     from recjax.planning import calibrate as calibration
@@ -145,7 +146,12 @@ def calibrate(options: argparse.Namespace) -> None:
     mesh = make_mesh(MeshConfig(devices=options.devices, platform=platform))
     others = Others([])
     effort = calibration.QUICK if options.quick else calibration.FULL
-    machine = calibration.calibrate(mesh, effort, log.info, options.name)
+    if mesh.devices.flat[0].platform == "cpu":
+        with References(options.quick) as trainings:
+            machine = calibration.calibrate(mesh, effort, log.info, options.name, trainings.round)
+        machine = trainings.applied(machine)
+    else:
+        machine = calibration.calibrate(mesh, effort, log.info, options.name)
     if options.disk:
         from recjax.tiers.host_rows import folder_of
 

@@ -28,7 +28,7 @@ from jax.sharding import Mesh
 
 from recjax.comms.microbenchmark import chain
 from recjax.comms.replay import Prepared, measure, ranks_mesh
-from recjax.planning.cases import Case, Program, Run, kernel_cases, runner
+from recjax.planning.cases import IN_A_PASS, Case, Program, Run, kernel_cases, runner
 from recjax.planning.costs import Costs, of_sizes
 from recjax.planning.host_cases import host_cases
 from recjax.planning.machine import COLLECTIVES, HeldOut, Kernel, Machine, Point, Quantity
@@ -130,7 +130,9 @@ def wait_for_each() -> None:
     jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
-def calibrate(mesh: Mesh, effort: Effort, tell: Tell, name: str = "") -> Machine:
+def calibrate(
+    mesh: Mesh, effort: Effort, tell: Tell, name: str = "", between: Callable[[], None] = lambda: None
+) -> Machine:
     """Measures the devices of a mesh, the first of them for what one device does, and their host.
 
     Args:
@@ -138,6 +140,7 @@ def calibrate(mesh: Mesh, effort: Effort, tell: Tell, name: str = "") -> Machine
       effort: `FULL` or `QUICK`.
       tell: takes a line of progress.
       name: of the machine; "" names it after its processor.
+      between: called after each pass, to measure something else by turns.
     """
     began = time.monotonic()
     cores, name_of_cpu = processor.cores(), processor.processor()
@@ -149,6 +152,7 @@ def calibrate(mesh: Mesh, effort: Effort, tell: Tell, name: str = "") -> Machine
                 break
             until = began + effort.limit_s if number else math.inf
             _one_pass([*timed, *overheads.values()], collectives, effort, number, until)
+            between()
             tell(f"pass {number + 1} of {effort.passes} done after {time.monotonic() - began:.0f} s")
     rates = _rates(timed, cores)
     measured = Machine(
@@ -356,18 +360,22 @@ def _peak(found: Sequence[tuple[float, float]]) -> float:
 
 
 def _without_streams(machine: Machine) -> Machine:
-    """The machine with its transcendental functions less the pass over memory that their cases made."""
-    kernel = machine.kernels.get("transcendental")
-    if kernel is None:
-        return machine
-    costs, points = Costs(machine), []
-    for point in kernel.points:
-        sizes = {"bytes": 8 * point.sizes["elements"]}
-        stream_us = costs.of(of_sizes("elementwise", sizes)).us
-        points.append(dataclasses.replace(point, us=max(point.us - stream_us, _LEAST_US)))
-    return dataclasses.replace(
-        machine, kernels=machine.kernels | {"transcendental": dataclasses.replace(kernel, points=tuple(points))}
-    )
+    """The machine with transcendental functions and conversions less the pass over memory that their cases made."""
+    costs, kernels = Costs(machine), dict(machine.kernels)
+    for name in IN_A_PASS.keys() & kernels.keys():
+        points = [
+            dataclasses.replace(point, us=max(point.us - _stream_us(name, point, costs), _LEAST_US))
+            for point in kernels[name].points
+        ]
+        kernels[name] = dataclasses.replace(kernels[name], points=tuple(points))
+    return dataclasses.replace(machine, kernels=kernels)
+
+
+def _stream_us(kernel: str, point: Point, costs: Costs) -> float:
+    """Time of the pass over memory that a case of `IN_A_PASS` makes, us; 0 for any other class."""
+    if kernel not in IN_A_PASS:
+        return 0.0
+    return costs.of(of_sizes("elementwise", {"bytes": 8 * point.sizes["elements"] / IN_A_PASS[kernel]})).us
 
 
 def _error(kernel: str, machine: Machine, held_out: Sequence[Point]) -> HeldOut | None:
@@ -375,9 +383,7 @@ def _error(kernel: str, machine: Machine, held_out: Sequence[Point]) -> HeldOut 
     costs, pairs = Costs(machine), []
     for point in held_out:
         predicted_us = costs.of(of_sizes(kernel, point.sizes)).us
-        if kernel == "transcendental":
-            predicted_us += costs.of(of_sizes("elementwise", {"bytes": 8 * point.sizes["elements"]})).us
-        pairs.append((predicted_us, point.us))
+        pairs.append((predicted_us + _stream_us(kernel, point, costs), point.us))
     return HeldOut.of(pairs) if pairs else None
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 Run = Callable[[], Any]
 _HIGHEST = jax.lax.Precision.HIGHEST
+IN_A_PASS = {"transcendental": 1, "convert": 8}  # of a class that computes: operations on an element of a case's pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,11 +83,12 @@ def _classes(dtypes: Sequence[str]) -> Iterator[_Class]:
     for layout in ("nn", "nt"):
         yield _Class(f"matmul.{layout}_f32", mnk, (batches, (1, *small[1:]), small), outer, few,
                      ((300, 100, 30),), functools.partial(_matmul, layout, "f32"))  # fmt: skip
+    # Two columns take as long as sixteen: where rows are summed over, XLA's library has tiles of so many.
     tn = functools.partial(_matmul, "tn", "f32")
-    yield _Class("matmul.tn_f32", mnk, ((4, 16, 60, 250, 1000), (1, *small[1:]), batches),
+    yield _Class("matmul.tn_f32", mnk, ((4, 16, 60, 250, 1000), (1, 2, *small[1:]), batches),
                  ((30, 100, 300), (200, 500, 2000), (700, 32, 1000), (128, 128, 8192)),
                  ((16, 500), (1, 32, 512), (256, 4096)), ((30, 100, 300),), tn)  # fmt: skip
-    yield _Class("matmul.strided_tn_f32", mnk, ((256, 512, 1024), (1, *small[1:]), batches),
+    yield _Class("matmul.strided_tn_f32", mnk, ((256, 512, 1024), (1, 2, *small[1:]), batches),
                  ((512, 200, 2000), (768, 32, 1000), (512, 128, 8192)),
                  ((256, 1024), (1, 32, 512), (256, 4096)), ((512, 100, 300),), tn)  # fmt: skip
     for dtype in dtypes:
@@ -96,8 +98,9 @@ def _classes(dtypes: Sequence[str]) -> Iterator[_Class]:
                 yield _Class(name, mnk, ((16, 128, 1024, 8192), (16, 128, 1024), (16, 128, 1024, 8192)),
                              (*outer[:2], (60, 200, 4000)), ((16, 512, 4096), (16, 256), (16, 512, 4096)), (),
                              functools.partial(_matmul, layout, dtype), _affordable)  # fmt: skip
-    # Of an interaction: [F, D] of a sample with itself, and on the way back [F, F] with [F, D]. F is any number.
-    samples, vectors, dims = (256, 4096), (3, 5, 9, 19, 41), (8, 16, 32, 64, 128)
+    # Of an interaction: [F, D] of a sample with itself, and on the way back [F, F] with [F, D]. F is any number; 25
+    # take more than twice as long as 19.
+    samples, vectors, dims = (256, 4096), (3, 5, 9, 19, 25, 41), (8, 16, 32, 64, 128)
     batched = ("batch", "m", "n", "k")
     yield _Class("batched_matmul.nt_f32", batched, (samples, vectors, vectors, dims),
                  ((1024, 27, 27, 64), (2048, 10, 10, 16), (8192, 5, 5, 16)), ((256, 4096), (3, 27), (3, 27), (16, 128)),
@@ -137,6 +140,8 @@ def _classes(dtypes: Sequence[str]) -> Iterator[_Class]:
                      (_bytes(each, 10, 16, 20, 26),), _held_bytes(each, 17), make)  # fmt: skip
     yield _Class("transcendental", ("elements",), (tuple(2**e for e in range(6, 23, 2)),), ((50_000,),),
                  ((2**8, 2**16, 2**20),), (), _pass(lambda x: jnp.exp(x), 1))  # fmt: skip
+    yield _Class("convert", ("elements",), (tuple(2**e for e in range(9, 26, 2)),), ((400_000,),),
+                 ((2**11, 2**19, 2**23),), (), _pass(_rounded, IN_A_PASS["convert"]))  # fmt: skip
 
 
 def _bytes(each: int, *exponents: int) -> tuple[int, ...]:
@@ -330,6 +335,13 @@ def _sort(keys: int, operands: int) -> Run:
 def _pass(function: Callable[[jax.Array], jax.Array], each: int, *columns: int) -> Callable[[int], Run]:
     """From a size, in bytes or elements, to a pass over values, or rows of so many columns: one for each `each`."""
     return lambda size: runner(function, _values((max(1, size // each), *columns)))
+
+
+def _rounded(x: jax.Array) -> jax.Array:
+    """Rounds to bfloat16 after each operation."""
+    for _ in range(IN_A_PASS["convert"]):
+        x = (x * 1.01).astype(jnp.bfloat16).astype(jnp.float32)
+    return x
 
 
 def _copy_joined(moved: int) -> Run:

@@ -42,9 +42,16 @@ class Cost:
 class Costs:
     """The costs of kernels on one machine."""
 
-    def __init__(self, machine: Machine) -> None:
-        """Grids are made when first asked for."""
+    def __init__(self, machine: Machine, devices: int = 1) -> None:
+        """Grids are made when first asked for.
+
+        Args:
+          machine: of the costs.
+          devices: that run the same program at the same time. If they share the host's cores, they share its caches:
+            between two uses of some memory each of them has touched as much.
+        """
         self.machine = machine
+        self._touching = devices if machine.shared else 1
         self._grids: dict[str, _Grid] = {}
         self._known: dict[tuple[object, ...], Cost] = {}
 
@@ -82,7 +89,9 @@ class Costs:
             return Cost(0.0)
         grid = self._grid("reuse", kernel)
         near = grid.at({"bytes": total, "distance": 1.0})
-        far_us = sum(use.bytes / total * grid.at({"bytes": total, "distance": use.distance}).us for use in uses)
+        far_us = sum(
+            use.bytes / total * grid.at({"bytes": total, "distance": use.distance * self._touching}).us for use in uses
+        )
         return Cost(max(0.0, far_us - near.us), near.cores)
 
     def outside(self, work: Work) -> float:
@@ -204,8 +213,8 @@ def of_sizes(kernel: str, sizes: Mapping[str, float]) -> Work:
     if base == "sort":
         keys = sizes["keys"]
         return Work(kernel, sizes, keys * math.log2(max(2.0, keys)), 8 * keys * sizes["operands"])
-    if base == "transcendental":
-        return Work(kernel, sizes, 20 * sizes["elements"], 0.0)
+    if base in ("transcendental", "convert"):
+        return Work(kernel, sizes, (20 if base == "transcendental" else 1) * sizes["elements"], 0.0)
     return Work(kernel, sizes, 0.0, math.prod(sizes[name] for name in SIZES[base] if name != "devices"))
 
 

@@ -31,7 +31,8 @@ _FEATURES, _FEW_FEATURES = (1, 8, 40), (2, 26)  # of the batches, each of one id
 _MOST_SAMPLES = 2**16  # of a batch
 _SWEPT_BYTES = 2**25
 _ROUTED_FOR = (1, 8, 64)  # devices, which need not be here
-_SOURCES = {"": "host_read", "synthetic": "host_read.synthetic"}  # prepared data are read much as a stream is repeated
+# Prepared data are read much as a stream is repeated, shuffled or not; the others are drawn.
+_SOURCES = {"": "host_read", "in_order": "host_read.in_order", "synthetic": "host_read.synthetic"}
 
 
 def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
@@ -79,11 +80,15 @@ def _rows(features: int) -> tuple[int, ...]:
     return tuple(itertools.islice(itertools.cycle(reversed(_ROWS)), features))
 
 
-@functools.lru_cache(maxsize=6)
+@functools.cache
 def _source(kind: str, features: int) -> Any:
-    """Data whose blocks are kept, or drawn each time."""
+    """Data whose blocks are there already, or are drawn each time."""
     rows = _rows(features)
-    return Synthetic(rows=rows).open() if kind == "synthetic" else ZipfStream(rows=rows, distinct_blocks=8).open()
+    if kind == "synthetic":
+        return Synthetic(rows=rows).open()
+    source = ZipfStream(rows=rows, distinct_blocks=8).open()
+    source.draw("train")
+    return source
 
 
 class _Turn:
@@ -97,7 +102,7 @@ class _Turn:
     """
 
     def __init__(self, kind: str, ids: int, features: int, devices: int, swept: bool) -> None:
-        """Opens the data of a kind; each feature has one id a sample and a table of its own.
+        """Opens the data of a kind of `_SOURCES`; each feature has one id a sample and a table of its own.
 
         `swept` says whether devices share the processor's caches.
         """
@@ -107,7 +112,7 @@ class _Turn:
         tables = tuple(TableSpec(n, r, 16, Sgd(0.1)) for n, r in zip(names, _rows(features), strict=True))
         looked_up = tuple(FeatureSpec(name, name) for name in names)
         self._bound = bind(make_plan("row_wise", tables), tables, looked_up, devices)
-        self._batches = batches(source, "train", max(1, ids // features), shuffle=True, workers=0)
+        self._batches = batches(source, "train", max(1, ids // features), shuffle=kind != "in_order", workers=0)
         self._sizes: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
 

@@ -35,6 +35,7 @@ SIZES: dict[str, tuple[str, ...]] = {
     "reduce": ("bytes",),
     "elementwise": ("bytes",),
     "transcendental": ("elements",),
+    "convert": ("elements",),
     "copy": ("bytes",),
     "reuse": ("bytes", "distance"),
     "all_reduce": ("bytes", "devices"),
@@ -75,7 +76,13 @@ RATES: dict[str, tuple[str, bool]] = {
     "disk_write": ("B/s", True),
     "disk_writes": ("1/s", True),
 }
-OVERHEADS: dict[str, str] = {"kernel": "us", "loop": "us"}
+# name -> unit, and whether a machine may lack it
+OVERHEADS: dict[str, tuple[str, bool]] = {
+    "kernel": ("us", False),
+    "loop": ("us", False),
+    "host_in_training": ("times", True),
+    "kernels_in_training": ("times", True),
+}
 _WHERE = ("cpu", "device", "versions", "date", "note")
 _MOST = 1e30  # of any number; whole numbers may be longer than a float holds
 
@@ -171,7 +178,7 @@ class Machine:
       rates: see `RATES`; of one device, a link's in one direction. `link` joins the devices of a host, of which there
         are `host_devices`, and `network` hosts; on a machine with a `torus` links lead to neighbours alone.
         `disk_reads` and `disk_writes` are of 4 KiB, anywhere, and of a host's disk; `disk_write` is in order.
-      overheads: see `OVERHEADS`.
+      overheads: see `OVERHEADS`; those "in_training" are ratios, see `recjax.bench.in_training`.
       kernels: name of a class, perhaps with a variant -> it.
     """
 
@@ -189,6 +196,11 @@ class Machine:
     def rate(self, name: str, otherwise: float = math.inf) -> float:
         """A rate's number, or `otherwise` if the machine has none of that name."""
         found = self.rates.get(name)
+        return otherwise if found is None else found.value
+
+    def overhead(self, name: str, otherwise: float = 0.0) -> float:
+        """An overhead's number, or `otherwise` if the machine has none of that name."""
+        found = self.overheads.get(name)
         return otherwise if found is None else found.value
 
     def knows(self, name: str) -> bool:
@@ -290,10 +302,11 @@ def _machine(given: Any) -> Machine:
         raise _Wrong(f"where has {sorted(unknown)[0]!r}; it may have {', '.join(_WHERE)}")
     rates = _mapping(given["rates"], "rates", _quantity)
     overheads = _mapping(given["overheads"], "overheads", _quantity)
-    _units(rates, "rates", {name: unit for name, (unit, _) in RATES.items()})
-    _units(overheads, "overheads", OVERHEADS)
-    needed = [f"rates.{name}" for name, (_, optional) in RATES.items() if not optional and name not in rates]
-    needed += [f"overheads.{name}" for name in OVERHEADS if name not in overheads]
+    needed = [
+        f"{place}.{name}"
+        for place, all_of, given_of in (("rates", RATES, rates), ("overheads", OVERHEADS, overheads))
+        for name in _needed(given_of, place, all_of)
+    ]
     if needed:
         raise _Wrong(f"{needed[0]} is missing")
     if given["platform"] not in ("cpu", "gpu", "tpu"):
@@ -348,12 +361,14 @@ def _quantity(given: Any, place: str) -> Quantity:
     )
 
 
-def _units(quantities: Mapping[str, Quantity], place: str, units: Mapping[str, str]) -> None:
+def _needed(quantities: Mapping[str, Quantity], place: str, known: Mapping[str, tuple[str, bool]]) -> list[str]:
+    """Names that are missing among some quantities, whose units must be those of `known`."""
     for name, quantity in quantities.items():
-        if name not in units:
-            raise _Wrong(f"{place}.{name}: there is no such number; there are {', '.join(units)}")
-        if quantity.unit != units[name]:
-            raise _Wrong(f"{place}.{name}.unit is {quantity.unit!r}; write the number in {units[name]!r}")
+        if name not in known:
+            raise _Wrong(f"{place}.{name}: there is no such number; there are {', '.join(known)}")
+        if quantity.unit != (unit := known[name][0]):
+            raise _Wrong(f"{place}.{name}.unit is {quantity.unit!r}; write the number in {unit!r}")
+    return [name for name, (_, optional) in known.items() if not optional and name not in quantities]
 
 
 def _dict(given: Any, place: str) -> dict[str, Any]:

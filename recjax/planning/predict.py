@@ -40,6 +40,7 @@ class HostWork:
       workers: threads that read and route ahead; 0: the main thread does.
       routes: whether the host finds the distinct rows, and not the devices.
       source: kind of the data that are read.
+      ordered: whether samples are read as they lie, and not in an order that was drawn.
       hosts: that share all this evenly, each for its own devices.
     """
 
@@ -53,6 +54,7 @@ class HostWork:
     workers: int
     routes: bool = True
     source: str = ""
+    ordered: bool = False
     hosts: int = 1
 
 
@@ -125,7 +127,7 @@ def predict(graph: Graph, machine: Machine, host: HostWork, costs: Costs | None 
       host: what the host does.
       costs: of the machine; None makes them.
     """
-    costs = costs or Costs(machine)
+    costs = costs or Costs(machine, host.devices)
     stages, missing = _stages(costs, host)
     ahead = stages["host_read"], stages["host_route"]
     routed = sum(cost.us for cost in ahead)
@@ -172,24 +174,29 @@ def _stages(costs: Costs, host: HostWork) -> tuple[dict[str, Cost], tuple[str, .
     """Costs of the stages of one of the hosts, and which of them the machine does not know."""
     arrays, arguments = max(1, host.placed_arrays), max(1, host.arguments)
     devices = host.devices / host.hosts
-    read = {"ids": max(1.0, host.ids / host.hosts), "features": float(max(1, host.features))}
-    routed = {**read, "devices": devices}
+    sizes = {"ids": max(1.0, host.ids / host.hosts), "features": float(max(1, host.features))}
+    routed = {**sizes, "devices": devices}
     wanted: dict[str, Mapping[str, float]] = {
-        "host_read": read,
+        "host_read": sizes,
         "host_route": routed,
         "host_pack": routed,
         "host_place": {"bytes": max(1.0, host.placed_bytes / host.hosts), "arrays": float(arrays), "devices": devices},
         "host_dispatch": {"arguments": float(arguments), "devices": devices},
     }
+    longer = costs.machine.overhead("host_in_training", 1.0)
+    read = f"host_read.{host.source}"
+    if host.ordered and read not in costs.machine.kernels:
+        read += "_in_order"
     stages: dict[str, Cost] = {}
     missing = []
-    for stage, sizes in wanted.items():
-        name = f"host_read.{host.source}" if stage == "host_read" else stage
+    for stage, of_stage in wanted.items():
+        name = read if stage == "host_read" else stage
         cost = Cost(0.0)
         if stage == "host_route" and not host.routes:
             pass
         elif costs.machine.knows(name):
-            cost = costs.host(name, **sizes)
+            cost = costs.host(name, **of_stage)
+            cost = dataclasses.replace(cost, us=longer * cost.us)
         elif stage == "host_place" and "host_link" in costs.machine.rates:
             cost = Cost(host.placed_bytes / host.devices / costs.machine.rate("host_link") * 1e6)  # each has its own
         else:

@@ -74,17 +74,18 @@ def schedule(graph: Graph, costs: Costs, cores: Cores = ANY) -> Schedule:
 
 def node_cost(node: Node, costs: Costs) -> Cost:
     """Cost of a node alone: its works one after the other and the overhead of starting it, or that of each turn."""
-    overhead = {name: q.value for name, q in costs.machine.overheads.items()}
+    machine = costs.machine
     if node.kind == "wait":
         return Cost(0.0)
     if node.body is not None:
         turn = schedule(node.body, costs)  # the schedule around it limits its cores
-        us = node.trips * (turn.end_us + overhead["loop"])
+        us = node.trips * (turn.end_us + machine.overhead("loop"))
         return Cost(us, max(1.0, node.trips * turn.core_us / us) if us else 1.0)
     found = [*(costs.of(work) for work in node.works), costs.reuse(node.uses)]
-    started = node.launches * overhead["kernel"]
-    us = started + sum(cost.us for cost in found)
-    return Cost(us, (started + sum(cost.us * cost.cores for cost in found)) / us if us else 1.0)
+    longer = machine.overhead("kernels_in_training", 1.0) if node.kind == "kernel" else 1.0
+    started = node.launches * machine.overhead("kernel")
+    us = started + longer * sum(cost.us for cost in found)
+    return Cost(us, (started + longer * sum(cost.us * cost.cores for cost in found)) / us if us else 1.0)
 
 
 def list_schedule(

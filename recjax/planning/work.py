@@ -99,7 +99,7 @@ def _of_fusion(computation: Computation) -> tuple[Work, ...]:
     rest = read + _written(computation.root, members) - sum(work.bytes for work in found)
     if rest > 0 or not found:
         found.append(_streamed(members.values(), max(rest, 0.0), needed))
-    return (*found, *_transcendental(members.values(), needed))
+    return (*found, *_transcendental(members.values(), needed), *_rounded(computation, needed))
 
 
 def _needed(computation: Computation) -> dict[str, float]:
@@ -190,8 +190,11 @@ def _heavy(instruction: Instruction, operands: list[Instruction]) -> Work | None
     if opcode == "gather":
         slices = instruction.numbers("slice_sizes")
         table, ids = operands[0].arrays[0], operands[1].arrays[0]
-        row_bytes = _together(slices, table.dims) * table.item_bytes
-        return gather(instruction.arrays[0].bytes / max(row_bytes, 1.0), row_bytes, table.bytes, ids.bytes)
+        together = _together(slices, table.dims)
+        row_bytes = together * table.item_bytes
+        # Pieces of a column are gathered row by row: those of one row lie as near each other as the row is long.
+        near_bytes = table.bytes * together / max(1, math.prod(slices))
+        return gather(instruction.arrays[0].bytes / max(row_bytes, 1.0), row_bytes, near_bytes, ids.bytes)
     if opcode == "scatter":
         tables = len(instruction.arrays)
         ids, updates = operands[tables].arrays[0], operands[tables + 1].arrays[0]
@@ -362,3 +365,18 @@ def _transcendental(members: Iterable[Instruction], needed: Mapping[str, float])
     """Exponentials and the like, which cost more than the bytes that they take."""
     elements = sum(needed[i.name] for i in members if i.opcode in _TRANSCENDENTAL)
     return (Work("transcendental", {"elements": elements}, 20.0 * elements, 0.0),) if elements else ()
+
+
+def _rounded(computation: Computation, needed: Mapping[str, float]) -> tuple[Work, ...]:
+    """Conversions to 16 bits inside of a fusion, as after each operation of a model that computes in bfloat16.
+
+    A pass that writes such numbers has one for each of them already.
+    """
+    root = computation.root
+    written = (root.name, *root.operands) if root.opcode == "tuple" else (root.name,)
+    elements = sum(
+        needed[i.name]
+        for i in computation.instructions.values()
+        if i.opcode == "convert" and i.arrays[0].dtype in _NARROW and i.name not in written
+    )
+    return (Work("convert", {"elements": elements}, elements, 0.0),) if elements else ()

@@ -184,7 +184,7 @@ def _predicted(trainer: Trainer, text: str, machine: Machine) -> Timeline:
     """Returns when a device of a machine does what, in ns from the beginning of the step."""
     devices = trainer.bound.all_devices
     graph = read_graph(text, devices, hosts=trainer.config.mesh.hosts)
-    found = schedule(graph, Costs(machine), ((1.0, machine.cores / devices),) if machine.shared else ANY)
+    found = schedule(graph, Costs(machine, devices), ((1.0, machine.cores / devices),) if machine.shared else ANY)
     spans = [
         profile.Span(node.name, round(span.start_us * 1e3), round(span.end_us * 1e3))
         for node, span in zip(graph.nodes, found.spans, strict=True)

@@ -131,6 +131,7 @@ def question(
         workers=train.workers,
         routes=not on_device,
         source=config.data.kind,
+        ordered=not train.shuffle,
         hosts=1 if machine.shared else config.mesh.hosts,
     )
     demand = Demand(tables, features, work, config.embedding.exchange, not on_device)

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from support.commands import assert_refused, inside
 
+from recjax.bench import in_training
 from recjax.parallel.mesh import MeshConfig, make_mesh
 from recjax.planning import calibrate, cases
 from recjax.planning import host_cases as host_module
 from recjax.planning.graph import read_graph
 from recjax.planning.host_cases import host_cases
-from recjax.planning.machine import SIZES, open_machine
+from recjax.planning.machine import OVERHEADS, SIZES, open_machine
 
 FEW = ("matmul.nn_f32", "copy", "elementwise", "transcendental", "scatter.sorted")
 
@@ -30,6 +31,8 @@ def few(monkeypatch):
     monkeypatch.setattr(calibrate, "kernel_cases", some)
     monkeypatch.setattr(calibrate, "host_cases", lambda mesh, quick: [])
     monkeypatch.setattr(calibrate, "reuse_cases", lambda quick: [])
+    monkeypatch.setattr(in_training, "references", lambda quick: [])
+    monkeypatch.setattr(in_training.References, "applied", lambda trainings, machine: machine)
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -212,10 +215,14 @@ def test_a_quick_calibration_has_all_classes(sizes, tmp_path, monkeypatch):
         monkeypatch.setattr(calibrate, "kernel_cases", lambda quick, dtypes: ends(of_devices(quick, dtypes)))
         monkeypatch.setattr(calibrate, "host_cases", lambda mesh, quick: ends(list(of_host(mesh, quick))))
     monkeypatch.setattr(calibrate, "QUICK", dataclasses.replace(calibrate.QUICK, passes=1, case_s=0.0))
+    short = next(in_training.references(True))
+    short = dataclasses.replace(short, train=dataclasses.replace(short.train, batch_size=64))
+    monkeypatch.setattr(in_training, "references", lambda quick: [short])
     out = tmp_path / "machine.json"
     assert inside("calibrate", "--quick", "--platform", "cpu", "--out", out).status == 0
     found = open_machine(str(out))
     assert {name.partition(".")[0] for name in found.kernels} == set(SIZES)
+    assert found.overheads.keys() == OVERHEADS.keys()
     assert make_mesh(MeshConfig(platform="cpu")).devices.size >= 2
 
 

@@ -106,7 +106,7 @@ ENTRY %main (x: f32[512,37], of: s32[81,1]) -> f32[81,512,1] {
 }
 """  # noqa: E501 (as XLA breaks no lines)
     (work,) = nodes_of(text)["columns"].works
-    assert dict(work.sizes) == {"rows": 81 * 512, "row_bytes": 4, "table_bytes": 512 * 37 * 4}
+    assert dict(work.sizes) == {"rows": 81 * 512, "row_bytes": 4, "table_bytes": 37 * 4}  # those of a row
     (rows,) = nodes_of(text.replace("slice_sizes={512,1}", "slice_sizes={512,37}"))["columns"].works
     assert rows.sizes["row_bytes"] == 512  # all lie in order: long ones count as several
 
@@ -262,6 +262,16 @@ def test_a_fusion_computes_what_its_result_asks_for_and_a_pass_is_classed_by_its
     assert nodes["same"].works[0].kernel == "copy"  # a dimension of one row may stand anywhere
     halved = SLICED.replace("f32[96,1,16]", "bf16[96,1,16]").replace("f32[16,96,1]", "bf16[16,96,1]")
     assert nodes_of(halved)["order"].works[0].kernel == "copy.bf16_transposed"
+
+
+def test_numbers_rounded_to_16_bits_on_the_way_cost_beside_those_that_are_written():
+    """Of 96 rows a slice keeps 32, in float32: these alone were rounded."""
+    rounded = SLICED.replace("ROOT %narrow", "%narrow").replace(
+        "convert(%first)", "convert(%first)\n  ROOT %wide_again = f32[32,16]{1,0} convert(%narrow)"
+    )
+    *_, conversions = nodes_of(rounded.replace("bf16[32,16]{1,0} fusion", "f32[32,16]{1,0} fusion"))["part"].works
+    assert conversions.kernel == "convert" and dict(conversions.sizes) == {"elements": 32 * 16}
+    assert all(work.kernel != "convert" for work in nodes_of(SLICED)["part"].works)  # written as it is
 
 
 def test_a_long_row_counts_as_several():

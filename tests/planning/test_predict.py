@@ -6,9 +6,11 @@ import pytest
 from support.machines import FORK, MACHINE, scaled
 
 from recjax.planning import draw
+from recjax.planning.costs import Costs
 from recjax.planning.graph import Graph, Node, read_graph
-from recjax.planning.machine import SIZES, Kernel, Point, open_machine
+from recjax.planning.machine import SIZES, Kernel, Point, Quantity, open_machine
 from recjax.planning.predict import HostWork, figures, parts, predict
+from recjax.planning.schedule import node_cost
 from recjax.planning.work import Work
 
 HOST = HostWork(
@@ -101,6 +103,39 @@ def test_a_kernel_on_all_cores_takes_longer_beside_the_threads_of_the_host():
     # T = 100 + 100 * 2 / (2 - 100 / T): a alone on a core, then b on what a host's 100 us of each T leave it of two.
     assert found.step_us == pytest.approx((500 + 170_000**0.5) / 4, rel=0.01)
     assert found.bounds["CPU cores"] == pytest.approx(200)
+
+
+def test_stages_and_kernels_take_longer_in_a_training_as_it_was_measured():
+    """Twice as long on the host, three times in kernels; starting a kernel and collectives as long as before."""
+    times = {"host_in_training": 2.0, "kernels_in_training": 3.0}
+    longer = dataclasses.replace(
+        plain := with_stages(dispatch=100.0),
+        overheads=plain.overheads | {name: Quantity(value, "times", "measured") for name, value in times.items()},
+    )
+    assert predict(step(64), longer, HOST).stages["host_dispatch"] == pytest.approx(200)
+    graph = read_graph(FORK, 4)
+    alone, beside = ([node_cost(node, Costs(machine)).us for node in graph.nodes] for machine in (plain, longer))
+    started = plain.overheads["kernel"].value
+    for node, before, after in zip(graph.nodes, alone, beside, strict=True):
+        assert after == pytest.approx(before if node.kind == "collective" else started + 3 * (before - started))
+
+
+def test_what_is_read_in_order_is_a_class_of_its_own():
+    """Unless the source has one, as data that are drawn each time."""
+    kernels = {
+        f"host_read{source}": Kernel(1.0, "measured", (Point({"ids": 64.0, "features": 2.0}, us),))
+        for source, us in (("", 40.0), (".in_order", 10.0), (".synthetic", 70.0))
+    }
+    machine = dataclasses.replace(MACHINE, kernels=kernels)
+
+    def read_us(machine, **how):
+        host = dataclasses.replace(HOST, ids=64, features=2, **how)
+        return round(predict(step(64), machine, host).stages["host_read"], 6)
+
+    assert [read_us(machine, ordered=ordered, source="mine") for ordered in (False, True)] == [40, 10]
+    assert [read_us(machine, ordered=ordered, source="synthetic") for ordered in (False, True)] == [70, 70]
+    older = dataclasses.replace(MACHINE, kernels={"host_read": kernels["host_read"]})
+    assert read_us(older, ordered=True, source="mine") == 40
 
 
 @pytest.mark.parametrize("machine", [MACHINE, H100], ids=["cpu", "h100"])

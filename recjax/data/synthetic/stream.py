@@ -101,6 +101,11 @@ class ZipfStreamSource:
             raise DataError(f"zipf_stream data have no split {split!r}; the splits are {', '.join(SPLITS)}.")
         return self._counts[split]
 
+    def draw(self, split: str) -> None:
+        """Draws all distinct blocks of a split that are missing, so that reading costs the same from the beginning."""
+        for index in range(min(self.config.distinct_blocks, self.row_counts(split).size)):
+            self.read(split, index)
+
     def read(self, split: str, index: int) -> Batch:
         """Block `index` of `split`."""
         rows, drawn = int(self.row_counts(split)[index]), index % self.config.distinct_blocks

@@ -14,6 +14,7 @@ import jax
 from recjax.bench.machine_load import Others
 from recjax.bench.prediction import predicted
 from recjax.config.run import RunConfig
+from recjax.data.synthetic.stream import ZipfStreamSource
 from recjax.planning.costs import Costs
 from recjax.planning.machine import Machine, Quantity
 from recjax.planning.planner import Planner, exact_sizes
@@ -37,7 +38,7 @@ def foreseen(config: RunConfig, machine: Machine) -> dict[str, Any]:
       the planner sees it; "outside", classes far outside of what was measured, see `recjax.planning.reach`.
     """
     full = predicted(config, machine)
-    overheads = {name: Quantity(_LEAST, q.unit, "left out") for name, q in machine.overheads.items()}
+    overheads = {n: Quantity(_LEAST, q.unit, "left out") for n, q in machine.overheads.items() if q.unit == "us"}
     bare = dataclasses.replace(machine, overheads=overheads)
     without = predict(full.graph, bare, full.host)
     found: dict[str, Any] = {
@@ -52,7 +53,8 @@ def foreseen(config: RunConfig, machine: Machine) -> dict[str, Any]:
 
 
 def _kernels_us(full: Prediction, bare: Machine) -> float:
-    costs = [node_cost(node, Costs(bare)) for node in full.graph.nodes]
+    known = Costs(bare, full.host.devices)
+    costs = [node_cost(node, known) for node in full.graph.nodes]
     if bare.shared:
         return full.host.devices * sum(cost.us * cost.cores for cost in costs) / bare.cores
     return sum(cost.us for cost in costs)
@@ -76,6 +78,8 @@ def measured(config: RunConfig, seconds: float) -> dict[str, Any]:
       "others", the share of the CPU that other processes took meanwhile, None where the system does not tell.
     """
     trainer = build_trainer(config, splits=("train",))
+    if isinstance(trainer.source, ZipfStreamSource):
+        trainer.source.draw("train")
     state, steps = trainer.init_state(), []
     with contextlib.closing(trainer.train_inputs()) as stream:
         for inputs in itertools.islice(stream, _WARM):
