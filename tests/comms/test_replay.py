@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.traces import ALL, HALVES, by_hand
 
+from recjax.comms import profile
 from recjax.comms import replay as replays
 from recjax.comms.compiled import collectives, dependencies, members
 from recjax.comms.microbenchmark import chain, fit, sweep
@@ -204,26 +205,47 @@ def test_several_measured_together_are_as_they_are_alone():
         assert np.median(times[small].slots) * 5 < np.median(times[large].slots)
 
 
-def test_a_sweep_may_pass_over_memory_between_its_collectives():
-    """32 MiB take a millisecond at least, which is no part of what the collectives take."""
-    chained = chain("all_reduce", 64, 2)
-    both = [replays.Prepared(chained, mesh(2), between_bytes=size, name=f"passes_{size}") for size in (0, 2**25)]
-    plain, passing = replays.measure(both, [3, 3])
-    assert min(passing.wall_ns) > max(1e6 * len(chained), 2 * min(plain.wall_ns))
-    last = np.stack([ns.min(axis=1) for ns in passing.slots])
-    assert np.median(last) < np.median(passing.wall_ns) / len(chained) / 2
+def passing(monkeypatch, every):
+    """Six all-reduces of which every so many-th waits for a pass over 32 MiB, and the program's instructions in order.
+
+    An instruction is its name and whether it reads the memory, which is the one parameter of that size.
+    """
+    texts = []
+    plain = replays._instructions
+    monkeypatch.setattr(replays, "_instructions", lambda hlo: (texts.append(hlo), plain(hlo))[1])
+    prepared = replays.Prepared(chain("all_reduce", 64, 2), mesh(2), between_bytes=2**25, every=every)
+    entry = texts[0][texts[0].index("\nENTRY ") :]
+    (memory,) = re.findall(r"(%\S+) = f32\[1,8388608\]\S* parameter\(", entry)
+    lines = re.findall(r"^ +(?:ROOT )?%(\S+) = (.*)$", entry, re.MULTILINE)
+    return prepared, [(name, bool(re.search(rf"{re.escape(memory)}[,)]", line))) for name, line in lines]
 
 
 @pytest.mark.parametrize("every, passes", [(1, 6), (2, 3), (6, 1)])
 def test_memory_may_be_passed_over_before_some_collectives_alone(every, passes, monkeypatch):
-    """32 MiB before each of six, before every second, or before the first alone: reads of the parameter that it is."""
-    texts = []
-    plain = replays._instructions
-    monkeypatch.setattr(replays, "_instructions", lambda hlo: (texts.append(hlo), plain(hlo))[1])
-    replays.Prepared(chain("all_reduce", 64, 2), mesh(2), between_bytes=2**25, every=every)
-    entry = texts[0][texts[0].index("\nENTRY ") :]
-    (memory,) = re.findall(r"(%\S+) = f32\[1,8388608\]\S* parameter\(", entry)
-    assert len(re.findall(rf"{re.escape(memory)}[,)]", entry)) == passes
+    """32 MiB before each of six, before every second, or before the first alone: in turn with the collectives."""
+    prepared, instructions = passing(monkeypatch, every)
+    (names,) = (names for _, names in prepared._programs)
+    slot_of = {name: slot for slot, of_slot in names.items() for name in of_slot}
+    turns = ["read" if reads else slot_of[name] for name, reads in instructions if reads or name in slot_of]
+    expected = [turn for slot in range(6) for turn in (["read", slot] if slot % every == 0 else [slot])]
+    assert turns == expected and turns.count("read") == passes
+
+
+def test_a_pass_over_memory_is_no_part_of_what_a_collective_takes(monkeypatch):
+    """A millisecond of passing, then 5 us of a collective, by a clock of the test's own; and it runs on a real one."""
+    prepared, instructions = passing(monkeypatch, 1)
+    ((_, names),) = prepared._programs
+    spans, now = [], 0
+    for name, reads in instructions:
+        took_ns = 10**6 if reads else 5000 if [name] in names.values() else 0
+        spans.append(profile.Span(name, now, now + took_ns))
+        now += took_ns
+    lines = {(rank, 0): tuple(spans) for rank in range(2)}
+    took, began = replays._measured(lines, names, prepared._parts[0], 1, mesh(2))
+    assert [ns.tolist() for ns in took] == [[[5000, 5000]]] * 6
+    assert [ns.tolist() for ns in began] == [[[10**6 * (i + 1) + 5000 * i] * 2] for i in range(6)]
+    (times,) = replays.measure([prepared], [1])
+    assert all((ns > 0).all() for ns in times.slots)
 
 
 def test_computing_takes_its_time():
