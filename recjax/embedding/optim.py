@@ -208,7 +208,7 @@ class Adagrad(Rule):
 
 
 @dataclasses.dataclass(frozen=True)
-class RowWiseAdagrad(Rule):
+class RowWiseAdagrad(Adagrad):
     """Adagrad with one accumulator a row: s += mean_d(G^2); w -= lr * G / (sqrt(s) + eps).
 
     As facebookresearch/dlrm (eps 1e-10 there) and FBGEMM's EXACT_ROWWISE_ADAGRAD (eps 1e-8).
@@ -216,12 +216,6 @@ class RowWiseAdagrad(Rule):
 
     kind: ClassVar[str] = "rowwise_adagrad"
     row_wise: ClassVar[bool] = True
-    eps: float = 1e-8  # added to the root of the accumulator
-    initial_accumulator: float = 0.0  # s of a row that was never touched
-
-    def __post_init__(self) -> None:
-        check_rates(self)
-        check_adagrad(self)
 
     def slots(self, dim: int) -> dict[str, SlotSpec]:
         """Its slots for rows of `dim` columns, by name."""
@@ -267,7 +261,7 @@ class Adam(Rule):
 
 
 @dataclasses.dataclass(frozen=True)
-class PartialRowWiseAdam(Rule):
+class PartialRowWiseAdam(Adam):
     """Adam with one v a row: v = b2*v + (1-b2)*mean_d(G^2); m an element, and the rest, as `Adam`.
 
     FBGEMM's PARTIAL_ROWWISE_ADAM. Half of Adam's slots.
@@ -275,14 +269,7 @@ class PartialRowWiseAdam(Rule):
 
     kind: ClassVar[str] = "partial_rowwise_adam"
     row_wise: ClassVar[bool] = True
-    learning_rate: float = 1e-3
-    b1: float = 0.9  # decay of the mean of the gradients
     b2: float = 0.999  # decay of the mean of the rows' mean squares
-    eps: float = 1e-8  # added to the root
-
-    def __post_init__(self) -> None:
-        check_rates(self)
-        check_adam(self)
 
     def slots(self, dim: int) -> dict[str, SlotSpec]:
         """Its slots for rows of `dim` columns, by name."""

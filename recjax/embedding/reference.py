@@ -107,12 +107,12 @@ def _move(optimizer: SparseOptimizer, row: dict[str, Any], g: np.ndarray, t: int
             momentum = optimizer.momentum * row["momentum"] + g
             ahead = optimizer.momentum * momentum + g
             return (ahead if optimizer.nesterov else momentum), {"momentum": momentum}
-        case Adagrad() | RowWiseAdagrad():
-            squares = g**2 if isinstance(optimizer, Adagrad) else (g**2).sum() / len(g)
+        case Adagrad():
+            squares = (g**2).sum() / len(g) if isinstance(optimizer, RowWiseAdagrad) else g**2
             total = row["sum_of_squares"] + squares
             return g / (total**0.5 + optimizer.eps), {"sum_of_squares": total}
-        case Adam() | PartialRowWiseAdam():
-            squares = g**2 if isinstance(optimizer, Adam) else (g**2).sum() / len(g)
+        case Adam():
+            squares = (g**2).sum() / len(g) if isinstance(optimizer, PartialRowWiseAdam) else g**2
             m = optimizer.b1 * row["m"] + (1 - optimizer.b1) * g
             v = optimizer.b2 * row["v"] + (1 - optimizer.b2) * squares
             mean, mean_square = m / (1 - optimizer.b1**t), v / (1 - optimizer.b2**t)

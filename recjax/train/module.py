@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from recjax.config.own_code import is_recjax
 from recjax.data.batch import ONLY
 from recjax.errors import ConfigError, RecjaxError, out_of_memory
 from recjax.models.stateful import Dropout, number_dropouts
@@ -165,7 +166,7 @@ def outputs(model: nnx.Module, dense_BxK: jax.Array, pooled: dict[str, Any], tas
     """
     cls, samples = type(model), dense_BxK.shape[0]
     call: Any = model
-    looks = not tasks and not _is_built_in(cls) and cls not in _looked_at
+    looks = not tasks and not is_recjax(cls) and cls not in _looked_at
     untouched: Any = nnx.clone(model) if looks else None
     before = _forms(kept_state(model))
     with _explained(cls):
@@ -263,10 +264,6 @@ def _described(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def _is_built_in(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] == "recjax"
-
-
 def _named(cls: type, method: str) -> str:
     """A class and where it has the method, as far as that is known: "the model Plain (plain.py:31)"."""
     code = getattr(inspect.unwrap(getattr(cls, method, cls)), "__code__", None)
@@ -292,7 +289,7 @@ def _explained(cls: type) -> Iterator[None]:
     except RecjaxError:
         raise
     except Exception as error:
-        if _is_built_in(cls) or out_of_memory(error):
+        if is_recjax(cls) or out_of_memory(error):
             raise
         lines = [
             (frame.f_code.co_filename, line)
