@@ -89,6 +89,10 @@ class Engine:
         self.serial += 1
         heapq.heappush(self._heap, (time, label, actor, self.serial, None, call, 0, 0))
 
+    def run(self, program: Program, label: int, done: Callable[[int, int], None]) -> Run:
+        """A run of a program, whose events have labels from `label` on; see `Run`."""
+        return Run(program, label, self.network.actors, done)
+
     def begin(self, run: Run, actor: int) -> None:
         """An actor starts on a run, now."""
         if run.program.starts_with_delay and run.program.sends and self._endpoint:

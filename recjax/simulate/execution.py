@@ -16,12 +16,12 @@ from typing import Any, Literal
 import numpy as np
 
 from recjax.errors import ConfigError
+from recjax.simulate import compiled
 from recjax.simulate.collectives import Phase, Schedule, Send, phases
-from recjax.simulate.engine import Engine, Run
+from recjax.simulate.engine import Run
 from recjax.simulate.lower import TICKS_PER_NS, Network, NotSymmetricError, Program, Quotient, groups_of
 from recjax.simulate.stalls import Stall, shared
 from recjax.simulate.system import DEFAULT_ALGORITHMS, Result, System
-from recjax.simulate.tcp import TcpEngine
 from recjax.simulate.topology import Topology
 from recjax.simulate.workload import Operation, Workload
 
@@ -52,8 +52,8 @@ def simulate(
     refused = ""
     if shortcut != "never":
         try:
-            one = _Execution(workload, topology, system, Quotient(topology, system.tcp is not None), watch)
-            return one.result("rank 0 stands for all", "")
+            one = functools.partial(Quotient, topology, system.tcp is not None)
+            return _played(workload, topology, system, one, watch, "rank 0 stands for all", "")
         except NotSymmetricError as why:
             refused = str(why)
             if shortcut == "always":
@@ -61,7 +61,18 @@ def simulate(
                     f"one rank cannot stand for all of this: {refused}. Without --shortcut always every rank is "
                     "simulated."
                 ) from why
-    return _Execution(workload, topology, system, Network(topology), watch).result("", refused)
+    return _played(workload, topology, system, functools.partial(Network, topology), watch, "", refused)
+
+
+def _played(
+    workload: Workload, topology: Topology, system: System, network: Callable[[], Network], watch: Watch | None,
+    *how: str,
+) -> Result:  # fmt: skip
+    """Plays it on such a network; `how`: as in `_Execution.result`."""
+    try:
+        return _Execution(workload, topology, system, network(), watch).result(*how)
+    except compiled.TooLateError:  # Python's integers have no end
+        return _Execution(workload, topology, system, network(), watch, plain=True).result(*how)
 
 
 class _Lane:
@@ -78,7 +89,7 @@ class _Chunk:
     """A phase of a chunk of an operation."""
 
     __slots__ = ("issue", "left", "number", "operation", "phase", "run", "state")
-    run: Run
+    run: Any  # of the engine
 
     def __init__(self, operation: int, number: int, phase: int, issue: int, actors: int) -> None:
         self.operation, self.number, self.phase = operation, number, phase
@@ -104,8 +115,9 @@ class _Execution:
     """One play of a workload."""
 
     def __init__(
-        self, workload: Workload, topology: Topology, system: System, network: Network, watch: Watch | None
-    ) -> None:
+        self, workload: Workload, topology: Topology, system: System, network: Network, watch: Watch | None,
+        plain: bool = False,
+    ) -> None:  # fmt: skip
         self.workload, self.topology, self.system, self.network = workload, topology, system, network
         operations, actors = workload.operations, network.actors
         self.durations = [self._ticks(operation, operation.duration_ns) for operation in operations]
@@ -117,9 +129,7 @@ class _Execution:
             plans, label = self._plans(operation, label)
             self.plans.append(plans)
         delays = round(system.endpoint_delay_ns * TICKS_PER_NS), round(system.copy_latency_ns * TICKS_PER_NS)
-        self.engine = (
-            TcpEngine(network, *delays, system.tcp) if system.tcp else Engine(network, *delays, system.congestion)
-        )
+        self.engine: Any = compiled.engine(network, *delays, system.congestion, system.tcp, plain)
         places = {operation.name: i for i, operation in enumerate(operations)}
         self.needs = [sorted({places[name] for name in operation.depends_on}) for operation in operations]
         self.followers: list[list[int]] = [[] for _ in operations]
@@ -280,7 +290,7 @@ class _Execution:
             chunk = self.chunks[i, number, phase] = _Chunk(i, number, phase, issue, self.network.actors)
             program, label = plan.programs[number % len(plan.programs)], plan.label + number * plan.labels
             done = functools.partial(self._chunk_done, chunk)
-            chunk.run = Run(program, label, self.network.actors, done)
+            chunk.run = self.engine.run(program, label, done)
         chunk.state[actor] = _READY
         turn = issue if self.system.scheduling == "fifo" else -issue
         key = (-self.workload.operations[i].priority, turn, number, phase)

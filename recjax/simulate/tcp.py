@@ -28,6 +28,8 @@ from recjax.errors import ConfigError
 from recjax.simulate.engine import HOPS, Engine, Run
 from recjax.simulate.lower import TICKS_PER_NS, Message, Network, NotSymmetricError
 
+LOSES = "TCP loses segments, and who loses them is a matter of order"  # why one rank stands for all no longer
+
 
 @dataclasses.dataclass(frozen=True)
 class Tcp:
@@ -57,6 +59,48 @@ class Tcp:
             )
         if self.start_segments < 0:
             raise ConfigError(f"TCP begins with {self.start_segments} segments; give 1 or more, or 0 for none.")
+
+    @property
+    def most_segment_bytes(self) -> float:
+        """Of a segment, at most."""
+        return min(self.segment_bytes, self.window_bytes)
+
+    @property
+    def first_window_bytes(self) -> float:
+        """That a connection may have under way at first."""
+        return min(self.window_bytes, self.start_segments * self.most_segment_bytes or math.inf)
+
+    @property
+    def room_bytes(self) -> float:
+        """Of a switch, but for rounding."""
+        return self.buffer_bytes * (1 + 1e-12)
+
+
+def cut(message: Message, network: Network, tcp: Tcp) -> tuple[Message, int, int]:
+    """The segments of a message: as few as can be, of equal size.
+
+    Returns:
+      one of them, how many there are, and the ticks from its arrival until its acknowledgement is back.
+
+    Raises:
+      ConfigError: it is larger than a switch's buffer.
+    """
+    links, _, receiver, size, connection = message
+    count = max(1, math.ceil(size / tcp.most_segment_bytes))
+    part = size / count
+    if part > tcp.buffer_bytes:
+        raise ConfigError(
+            f"a switch buffer of {tcp.buffer_bytes:,.0f} bytes never holds a segment of {part:,.0f}: it "
+            "would be lost forever. Take a larger buffer or smaller segments."
+        )
+    back = round(tcp.ack_delay_ns * TICKS_PER_NS) + sum(network.latency[link] for link in links)
+    return (links, network.ticks(links, part), receiver, part, connection), count, back
+
+
+def ports_of(network: Network, tcp: Tcp | None) -> list[tuple[int, int] | None]:
+    """Of each link the switch that it leaves and the ports that it stands for; None where nothing is lost."""
+    limited = tcp is not None and not math.isinf(tcp.buffer_bytes)
+    return [network.switch(link) if limited else None for link in range(len(network.latency))]
 
 
 class _Connection:
@@ -107,16 +151,14 @@ class TcpEngine(Engine):
         where one rank stands for several.
         """
         super().__init__(network, endpoint_ticks, copy_ticks)
-        self._tcp, self._segment = tcp, min(tcp.segment_bytes, tcp.window_bytes)
-        self._first_window = min(tcp.window_bytes, tcp.start_segments * self._segment or math.inf)
+        self._tcp, self._segment, self._first_window = tcp, tcp.most_segment_bytes, tcp.first_window_bytes
         self._connections: dict[int, _Connection] = {}
-        self._timeout, self._ack = round(tcp.timeout_ns * TICKS_PER_NS), round(tcp.ack_delay_ns * TICKS_PER_NS)
-        limited = not math.isinf(tcp.buffer_bytes)
-        places = [network.switch(link) if limited else None for link in range(len(network.latency))]
+        self._timeout = round(tcp.timeout_ns * TICKS_PER_NS)
+        places = ports_of(network, tcp)
         buffers = {place[0]: _Buffer() for place in places if place}
         # of each link the buffer before it and the ports that it stands for
         self._buffers = [(buffers[place[0]], place[1]) if place else None for place in places]
-        self._room = tcp.buffer_bytes * (1 + 1e-12)  # but for rounding
+        self._room = tcp.room_bytes
         # by the message's id, which the first part keeps: a segment, how many, and an acknowledgement's time on its way
         self._segments: dict[int, tuple[Message, Message, int, int]] = {}
 
@@ -126,27 +168,15 @@ class TcpEngine(Engine):
             connection = self._connections.get(message[4])
             if connection is None:
                 connection = self._connections[message[4]] = _Connection(self._first_window)
-            _, piece, count, back = self._segments.get(id(message)) or self._cut(message)
+            known = self._segments.get(id(message))
+            if known is None:
+                known = self._segments[id(message)] = (message, *cut(message, self.network, self._tcp))
+            _, piece, count, back = known
             left = [count]  # segments of this message that are not there yet
             segment = (label, actor, run, step, (*piece, connection, left, back))
             connection.queue.extend(itertools.repeat(segment, count))
             self._push(connection, now)
             label += HOPS
-
-    def _cut(self, message: Message) -> tuple[Message, Message, int, int]:
-        """The segments of a message, as `_segments` has them: as few as can be, of equal size."""
-        links, _, receiver, size, connection = message
-        count = max(1, math.ceil(size / self._segment))
-        part = size / count
-        if part > self._tcp.buffer_bytes:
-            raise ConfigError(
-                f"a switch buffer of {self._tcp.buffer_bytes:,.0f} bytes never holds a segment of {part:,.0f}: it "
-                "would be lost forever. Take a larger buffer or smaller segments."
-            )
-        piece = (links, self.network.ticks(links, part), receiver, part, connection)
-        back = self._ack + sum(self._latency[link] for link in links)
-        known = self._segments[id(message)] = (message, piece, count, back)
-        return known
 
     def _push(self, connection: _Connection, now: int) -> None:
         """Sends what the window lets through."""
@@ -212,7 +242,7 @@ class TcpEngine(Engine):
 
     def _lose(self, now: int, label: int, actor: int, run: Run, message: Any, step: int, hop: int) -> None:
         if self.network.stands_for > 1:
-            raise NotSymmetricError("TCP loses segments, and who loses them is a matter of order")
+            raise NotSymmetricError(LOSES)
         self.lost += 1
         if self._tcp.start_segments:
             connection = message[5]
