@@ -1,7 +1,7 @@
 #ifndef RECJAX_SIMULATE_H_
 #define RECJAX_SIMULATE_H_
 
-// The event loop of the simulator, with messages as a whole or cut up by TCP. What it does, and in which order, is that
+// The event loop of the simulator, with messages as a whole or cut up by TCP. It takes the steps, in the order,
 // of recjax/simulate/engine.py and tcp.py, where everything is explained: every time is the same integer, and every
 // number of bytes is summed in the same order.
 #include <algorithm>
@@ -42,7 +42,7 @@ class Fifo {
   size_t first_ = 0;
 };
 
-// What travels: a message, or one segment of it.
+// A message, or one segment of it, on its way.
 struct Message {
   const int32_t* links;
   const int64_t* ticks;
@@ -121,7 +121,7 @@ struct Buffer {
 };
 
 struct Engine {
-  // What Python gives; see recjax_simulator_new.
+  // Given by Python; see recjax_simulator_new.
   int32_t actors;
   int64_t endpoint, copy;
   bool congestion, tcp, alone;  // alone: each actor is one rank
