@@ -203,7 +203,10 @@ class CompiledEngine:
             made = {key: cut(message, self.network, self._tcp) for key, message in known.items()}
             pieces = [made[id(message)] for message in messages]
         first = np.cumsum([0, *(len(of_actor) for step in program.sends for of_actor in step)], dtype=np.int64)
-        whole, sizes, links, ticks = [], [], [], []
+        whole: list[int] = []
+        sizes: list[float] = []
+        links: list[int] = []
+        ticks: list[int] = []
         for (ways, busy, receiver, size, connection), count, back in pieces:
             number = self._connections.setdefault(connection, len(self._connections)) if self._tcp else 0
             whole += [len(ways), receiver, number, count, back]
