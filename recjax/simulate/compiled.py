@@ -1,4 +1,4 @@
-"""The engine of the optional kernels: the same events in the same order and the same results, many times faster.
+"""The engine of the optional kernels: the same events in the same order and the same results, several times faster.
 
 It is C++ (kernels/src/simulate.h), called by ctypes without JAX. `engine` takes it where recjax-kernels is installed,
 unless RECJAX_KERNELS=off. Python goes on to do what is done once for a chunk: operations, admission, phases.
