@@ -62,17 +62,17 @@ class Tcp:
 
     @property
     def most_segment_bytes(self) -> float:
-        """Of a segment, at most."""
+        """Bytes of a segment, at most."""
         return min(self.segment_bytes, self.window_bytes)
 
     @property
     def first_window_bytes(self) -> float:
-        """That a connection may have under way at first."""
+        """Bytes that a connection may have under way at first."""
         return min(self.window_bytes, self.start_segments * self.most_segment_bytes or math.inf)
 
     @property
     def room_bytes(self) -> float:
-        """Of a switch, but for rounding."""
+        """Bytes that a switch has room for, with a little more for rounding."""
         return self.buffer_bytes * (1 + 1e-12)
 
 
@@ -98,7 +98,7 @@ def cut(message: Message, network: Network, tcp: Tcp) -> tuple[Message, int, int
 
 
 def ports_of(network: Network, tcp: Tcp | None) -> list[tuple[int, int] | None]:
-    """Of each link the switch that it leaves and the ports that it stands for; None where nothing is lost."""
+    """Switch that each link leaves, and the ports that the link stands for; None where nothing is lost."""
     limited = tcp is not None and not math.isinf(tcp.buffer_bytes)
     return [network.switch(link) if limited else None for link in range(len(network.latency))]
 
