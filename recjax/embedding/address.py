@@ -15,14 +15,17 @@ position, never for its slot.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from recjax.embedding.layout import BoundPlan, Group
+
+if TYPE_CHECKING:
+    from recjax.embedding.bands import Band
 
 NO_HOME = -1  # of a slot of a cache that holds no row
 Homes = dict[str, jax.Array]  # name of a mapped group -> int32 [versions * parts * R], the home of each slot
@@ -43,19 +46,53 @@ def locator(group: Group, owner: jax.Array) -> Callable[[jax.Array], tuple[jax.A
     offset_T = jnp.stack([jnp.asarray(s.offsets, jnp.int32)[owner] for s in segments])
     first_T = jnp.stack([jnp.asarray(s.split.bounds(owner)[0], jnp.int32) for s in segments])
     stop_T = jnp.stack([jnp.asarray(s.split.bounds(owner)[1], jnp.int32) for s in segments])
+    return _locator([s.band for s in segments], offset_T, first_T, stop_T)
 
+
+def _locator(
+    bands: Sequence[Band | None], offset_T: jax.Array, first_T: jax.Array, stop_T: jax.Array
+) -> Callable[[jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
     def locate(homes_M: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         t_M = jnp.searchsorted(offset_T, homes_M, side="right") - 1
         number_M = first_T[t_M] + homes_M - offset_T[t_M]
         used_M = number_M < stop_T[t_M]
         position_M = number_M
-        for t, segment in enumerate(segments):
-            if segment.band.chosen is not None:
+        for t, band in enumerate(bands):
+            if band is not None and band.chosen is not None:
                 mine_M = (t_M == t) & used_M
-                position_M = jnp.where(mine_M, segment.band.position(jnp.where(mine_M, number_M, 0)), position_M)
+                position_M = jnp.where(mine_M, band.position(jnp.where(mine_M, number_M, 0)), position_M)
         return t_M, position_M, used_M
 
     return locate
+
+
+class Places(NamedTuple):
+    """Where a group's T segments lie in the P parts of its buffer, as arguments of a program. All int32.
+
+    Attributes:
+      offset_PxT: where a segment's rows start.
+      first_PxT: the first of them, by its number in the segment's band.
+      stop_PxT: the one after the last.
+    """
+
+    offset_PxT: Any
+    first_PxT: Any
+    stop_PxT: Any
+
+    @classmethod
+    def of(cls, group: Group) -> Places:
+        """Those of a group."""
+        owner_P = np.asarray(group.place(np.arange(group.parts))[0])
+        offsets = [np.asarray(s.offsets)[owner_P] for s in group.segments]
+        bounds = [s.split.bounds(owner_P) for s in group.segments]
+        columns = offsets, [first for first, _ in bounds], [stop for _, stop in bounds]
+        return cls(*(np.stack(column, axis=1).astype(np.int32) for column in columns))
+
+    def locator(
+        self, bands: Sequence[Band | None], part: Any
+    ) -> Callable[[jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
+        """As `locator` for a part of the buffer; `bands` are the segments', None where all rows are in one."""
+        return _locator(bands, self.offset_PxT[part], self.first_PxT[part], self.stop_PxT[part])
 
 
 def homes_of(slots_M: jax.Array, homes_R: jax.Array | None, beyond: int = 0) -> jax.Array:

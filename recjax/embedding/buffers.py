@@ -6,11 +6,12 @@ one of [versions * parts * R, width]. Optimizer slots lie beside it. On a TPU bo
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +19,16 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from recjax.embedding.address import Homes, Maps, locator, make_homes
+from recjax.embedding.address import Homes, Maps, Places, make_homes
 from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.lines import buffer_shape
+from recjax.embedding.lines import Lines, buffer_shape
 from recjax.embedding.low_precision import nearest, storage_dtype
-from recjax.embedding.row_order import row_at
-from recjax.parallel.mesh import ACROSS_GROUPS, put, sharded
+from recjax.embedding.row_order import Split, row_at
+from recjax.parallel.mesh import ACROSS_GROUPS, put, replicated, sharded
+
+if TYPE_CHECKING:
+    from recjax.embedding.bands import Band
+    from recjax.embedding.sharding.base import Sharding
 
 Tables = dict[str, jax.Array]  # group name -> [versions * parts * R, width]
 GroupSlots = dict[str, dict[str, jax.Array]]  # group name -> slot name -> [versions * parts * R, ...]
@@ -77,8 +82,18 @@ def _key(seed: int, table: str, name_bits: int = NAME_BITS) -> jax.Array:
     key = jax.random.key(seed, impl="threefry2x32")
     if name_bits == 32:
         return jax.random.fold_in(key, zlib.crc32(table.encode()))
-    for word in np.frombuffer(hashlib.blake2b(table.encode(), digest_size=NAME_BITS // 8).digest(), "<u4"):
-        key = jax.random.fold_in(key, word)
+    return _named(key, _words(table))
+
+
+def _words(table: str) -> np.ndarray:
+    """The hash of a table's name, uint32 [2]."""
+    return np.frombuffer(hashlib.blake2b(table.encode(), digest_size=NAME_BITS // 8).digest(), "<u4")
+
+
+def _named(key: jax.Array, words_2: Any) -> jax.Array:
+    """Key of the table whose name has this hash, given the key of the seed."""
+    for word in range(NAME_BITS // 32):
+        key = jax.random.fold_in(key, words_2[word])
     return key
 
 
@@ -111,16 +126,16 @@ def initialise(
     slots: GroupSlots = {}
     seeds = [(seed + g) % 2**32 for g in range(bound.replicas)] if apart and bound.independent else [seed]
     for group in bound.groups:
-        of_values = group.value_group
-        spec = P(of_values.partition_axes)
-        body = functools.partial(_initial_block, of_values, seeds, storage_dtype(group, dtype))
-        given = [(homes or {})[group.name]] if group.mapped else []
-        made = jax.shard_map(body, mesh=mesh, in_specs=(spec,) * len(given), out_specs=spec, check_vma=False)
+        held = storage_dtype(group, dtype)
         if group.cached:
             shape = buffer_shape(group, (group.width,), group.versions * group.parts)
-            tables[group.name] = filled(shape, 0, storage_dtype(group, dtype), sharded(mesh, group.partition_axes))
+            tables[group.name] = filled(shape, 0, held, sharded(mesh, group.partition_axes))
         else:
-            tables[group.name] = jax.jit(made)(*given)
+            of_values = group.value_group
+            given = [(homes or {})[group.name]] if group.mapped else []
+            draws = put(Draws.of(of_values, seeds), replicated(mesh))
+            program = _initial_program(Form.of(of_values, held), mesh, of_values.partition_axes, group.mapped)
+            tables[group.name] = program(draws, *given)
         own = group.slot_group
         sharding = sharded(mesh, own.partition_axes)
         slots[group.name] = {
@@ -138,76 +153,153 @@ def place_homes(bound: BoundPlan, mesh: Mesh, maps: Maps | None = None) -> Homes
     }
 
 
-def _initial_block(group: Group, seeds: list[int], dtype: Any, homes_R: jax.Array | None = None) -> jax.Array:
-    """One device's part of a group's buffer, filled by one loop whatever the number of segments.
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What a program of initial values is made for: all that `Draws` do not say.
 
-    `seeds` are those of the replica groups, or one for all.
+    Attributes:
+      sharding: of the group.
+      rows: R, rows of a part of the buffer.
+      dim: D, columns of the group's segments.
+      width: W, columns of the buffer.
+      shape: of a part of it.
+      lines: its layout, if rows lie side by side.
+      dtype: of the values.
+      tables: of each segment the columns of its table, and which of them is its first.
+      bands: of each segment the rows that it holds; None stands for all.
     """
-    R, k = group.rows, group.lines.rows if group.lines else 1
-    chunk = min(R, max(1, CHUNK_FLOATS // max(s.spec.dim for s in group.segments) // k) * k)
-    values_of = initial_values(group, seeds, dtype, group.sharding.this_part(), chunk)
+
+    sharding: Sharding
+    rows: int
+    dim: int
+    width: int
+    shape: tuple[int, ...]
+    lines: Lines | None
+    dtype: Any
+    tables: tuple[tuple[int, int], ...]
+    bands: tuple[Band | None, ...]
+
+    @classmethod
+    def of(cls, group: Group, dtype: Any) -> Form:
+        """The form of a group whose values are held in a dtype."""
+        return cls(
+            group.sharding,
+            group.rows,
+            group.dim,
+            group.width,
+            buffer_shape(group, (group.width,)),
+            group.lines,
+            jnp.dtype(dtype),
+            tuple((s.spec.dim, s.first) for s in group.segments),
+            tuple(None if s.band.chosen is None else s.band for s in group.segments),
+        )
+
+
+class Draws(NamedTuple):
+    """What distinguishes groups of one form: the arrays that a program of initial values is given, of T segments.
+
+    Attributes:
+      seeds_Gx2: the keys of the seeds, uint32: of each replica group, or one for all.
+      words_Tx2: the hash of each table's name, uint32.
+      scale_T: half the width of each distribution, float32.
+      orders_3xT: quotient, classes and inverse of each `RowOrder`, int32.
+      places: where the segments lie in the parts of the buffer.
+    """
+
+    seeds_Gx2: Any
+    words_Tx2: Any
+    scale_T: Any
+    orders_3xT: Any
+    places: Places
+
+    @classmethod
+    def of(cls, group: Group, seeds: list[int]) -> Draws:
+        """Those of a group; `seeds` are those of the replica groups, or one for all."""
+        specs, orders = [s.spec for s in group.segments], [s.order for s in group.segments]
+        keys = [jax.random.key_data(jax.random.key(seed, impl="threefry2x32")) for seed in seeds]
+        return cls(
+            keys[0][None] if len(keys) == 1 else jnp.stack(keys),
+            np.stack([_words(spec.name) for spec in specs]),
+            np.array([spec.scale for spec in specs], np.float32),
+            np.array([[o.quotient for o in orders], [o.classes for o in orders], [o.inverse for o in orders]], np.int32),
+            Places.of(group),
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def _initial_program(form: Form, mesh: Mesh, partition_axes: tuple[str, ...], mapped: bool) -> Any:
+    """The program that makes a group's buffer of its `Draws` and, if it is mapped, its homes: compiled once a form."""
+    spec = P(partition_axes)
+    made = jax.shard_map(
+        functools.partial(_initial_block, form),
+        mesh=mesh,
+        in_specs=(P(), spec) if mapped else (P(),),
+        out_specs=spec,
+        check_vma=False,
+    )
+    return jax.jit(made)
+
+
+def _initial_block(form: Form, draws: Draws, homes_R: jax.Array | None = None) -> jax.Array:
+    """One device's part of a group's buffer, filled by one loop whatever the number of segments."""
+    R, k = form.rows, form.lines.rows if form.lines else 1
+    chunk = min(R, max(1, CHUNK_FLOATS // max(dim for dim, _ in form.tables) // k) * k)
+    values_of = initial_values(form, draws, form.sharding.this_part(), chunk)
 
     def fill(i: jax.Array, block_RxW: jax.Array) -> jax.Array:
         start = jnp.minimum(i * chunk, R - chunk)  # the last chunk overlaps, and repeats the same values
         slot_C = start + jnp.arange(chunk, dtype=jnp.int32)
         values = values_of(slot_C if homes_R is None else homes_R[slot_C])
-        values = group.lines.packed(values) if group.lines else values
+        values = form.lines.packed(values) if form.lines else values
         return jax.lax.dynamic_update_slice(block_RxW, values, (start // k if k > 1 else start, jnp.int32(0)))
 
     chunks = jnp.int32(-(-R // chunk))  # int32 throughout, also where JAX is in 64-bit mode
-    return jax.lax.fori_loop(jnp.int32(0), chunks, fill, jnp.zeros(buffer_shape(group, (group.width,)), dtype))
+    return jax.lax.fori_loop(jnp.int32(0), chunks, fill, jnp.zeros(form.shape, form.dtype))
 
 
-def initial_values(
-    group: Group, seeds: list[int], dtype: Any, part: Any, chunk: int
-) -> Callable[[jax.Array], jax.Array]:
+def initial_values(form: Form, draws: Draws, part: Any, chunk: int) -> Callable[[jax.Array], jax.Array]:
     """Returns the function from `chunk` homes in a part of a group's buffer to their initial values.
 
     Args:
-      group: the table group.
-      seeds: of the replica groups, or one for all; several only inside `jax.shard_map`.
-      dtype: of the buffer.
-      part: which one of it.
+      form: of the table group.
+      draws: its own; with several seeds only inside `jax.shard_map`.
+      part: which one of its buffer.
       chunk: C, homes at a time.
 
     Returns:
       homes int32 [C] -> [C, W]; zeros where there is no such row.
     """
-    owner, column = group.place(part)
-    segments, W = group.segments, group.width
-    first = group.columns.start(column)
-    used_W = jnp.arange(W, dtype=jnp.int32) < group.columns.start(column + 1) - first
-
-    def constants(values: list[Any]) -> jax.Array:  # one for each segment
-        return jnp.stack([jnp.asarray(v) for v in values])
-
-    of_seeds = [constants([_key(seed, s.spec.name) for s in segments]) for seed in seeds]
-    keys_T = of_seeds[0] if len(seeds) == 1 else jnp.stack(of_seeds)[jax.lax.axis_index(ACROSS_GROUPS)]
-    scale_T = constants([jnp.float32(s.spec.scale) for s in segments])
-    orders = [(s.order.quotient, s.order.classes, s.order.inverse) for s in segments]
-    q_T, S_T, inverse_T = (constants([jnp.int32(v) for v in column]) for column in zip(*orders, strict=True))
-    locate = locator(group, owner)
+    columns, W = Split(form.dim, form.sharding.column_parts), form.width
+    column = form.sharding.place(part)[1]
+    first = columns.start(column)
+    used_W = jnp.arange(W, dtype=jnp.int32) < columns.start(column + 1) - first
+    group_number = 0 if len(draws.seeds_Gx2) == 1 else jax.lax.axis_index(ACROSS_GROUPS)
+    seed = jax.random.wrap_key_data(draws.seeds_Gx2[group_number], impl="threefry2x32")
+    keys_T = jax.vmap(lambda words_2: _named(seed, words_2))(draws.words_Tx2)
+    q_T, S_T, inverse_T = draws.orders_3xT
+    locate = draws.places.locator(form.bands, part)
 
     def columns_of(drawn_CxD: jax.Array, start: Any) -> jax.Array:
         wide = jnp.pad(drawn_CxD, ((0, 0), (0, W)))  # the last devices' columns may end beyond D
         return jax.lax.dynamic_slice_in_dim(wide, start, W, axis=1)
 
     def drawn(t_C: jax.Array, row_C: jax.Array) -> jax.Array:
-        if all(s.whole_rows for s in segments):
-            values = jax.vmap(lambda key, row: _draw(key, row, group.dim))(keys_T[t_C], row_C) * scale_T[t_C][:, None]
-            return columns_of(values, first) if W < group.dim else values
+        scale_C = draws.scale_T[t_C]
+        if all(dim == form.dim for dim, _ in form.tables):
+            values = jax.vmap(lambda key, row: _draw(key, row, form.dim))(keys_T[t_C], row_C) * scale_C[:, None]
+            return columns_of(values, first) if W < form.dim else values
         values = jnp.zeros((chunk, W), jnp.float32)
-        for dim, start in sorted({(s.spec.dim, s.first) for s in segments}):
-            alike_T = jnp.asarray([(s.spec.dim, s.first) == (dim, start) for s in segments])
+        for dim, start in sorted(set(form.tables)):
+            alike_T = jnp.asarray([table == (dim, start) for table in form.tables])
             whole = jax.vmap(lambda key, row, dim=dim: _draw(key, row, dim))(keys_T[t_C], row_C)
             values = jnp.where(alike_T[t_C][:, None], columns_of(whole, start + first), values)
-        return values * scale_T[t_C][:, None]
+        return values * scale_C[:, None]
 
     def values_of(homes_C: jax.Array) -> jax.Array:
         t_C, position_C, used_C = locate(homes_C)
         row_C = row_at(jnp.where(used_C, position_C, 0), q_T[t_C], S_T[t_C], inverse_T[t_C])
         values = drawn(t_C, row_C)
-        return nearest(jnp.where(used_C[:, None] & used_W[None], values, 0), dtype)
+        return nearest(jnp.where(used_C[:, None] & used_W[None], values, 0), form.dtype)
 
     return values_of
 

@@ -11,6 +11,7 @@ from flax import nnx
 
 from recjax.errors import ConfigError
 from recjax.models.dense import full_precision
+from recjax.models.initial import normal
 from recjax.models.layers import FirstOrder, FirstOrderConfig, Mlp, embedded, pair_sum, unequal
 
 FACTOR_SCALE = 0.1  # standard deviation of the initial factors of dense features, libFM's default
@@ -56,7 +57,7 @@ class DeepFM(nnx.Module):
         self, config: DeepFMConfig, dense: int, features: tuple[str, ...], dim: int, *, dtype: Any, rngs: nnx.Rngs
     ) -> None:
         how: dict[str, Any] = {"batch_norm": config.batch_norm, "dropout": config.dropout, "dtype": dtype, "rngs": rngs}
-        self.factors_KxD = nnx.Param(jax.random.normal(rngs.params(), (dense, dim), jnp.float32) * FACTOR_SCALE)
+        self.factors_KxD = nnx.Param(normal(rngs.params(), (dense, dim), FACTOR_SCALE))
         self.first = FirstOrder(dense, features, dtype=dtype)
         self.deep = Mlp((dense + len(features)) * dim, config.deep, linear_output=True, **how)
         self.features = features

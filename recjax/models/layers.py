@@ -19,6 +19,7 @@ from recjax import kernels
 from recjax.embedding.optim import SparseOptimizer
 from recjax.errors import ConfigError
 from recjax.models.dense import Precision, dense, full_precision, rounding
+from recjax.models.initial import normal
 from recjax.models.products import Products
 from recjax.models.stateful import BatchNorm, Dropout, check_rate
 
@@ -100,9 +101,8 @@ class Linear(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         """Normal initial values with the standard deviations `kernel` and `bias` (None: without a bias)."""
-        normal = jax.nn.initializers.normal
-        self.kernel = nnx.Param(normal(kernel)(rngs.params(), (inputs, outputs), jnp.float32))
-        self.bias = None if bias is None else nnx.Param(normal(bias)(rngs.params(), (outputs,), jnp.float32))
+        self.kernel = nnx.Param(normal(rngs.params(), (inputs, outputs), kernel))
+        self.bias = None if bias is None else nnx.Param(normal(rngs.params(), (outputs,), bias))
         self.relu = relu
         self.dtype = dtype
         self.precision = chosen_precision()

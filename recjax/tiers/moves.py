@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from recjax.embedding.buffers import call_sizes, initial_values
+from recjax.embedding.buffers import Draws, Form, call_sizes, initial_values
 from recjax.embedding.layout import Group
 from recjax.embedding.low_precision import storage_dtype
 from recjax.parallel.mesh import put, sharded
@@ -89,12 +89,18 @@ class InitialRecords:
 
     @functools.cache  # noqa: B019  # lives as long as a training
     def _draw(self, size: int) -> Callable[..., jax.Array]:
-        group = self._group
+        draws = jax.device_put(Draws.of(self._group, [self._seed]), self._device)
+        return functools.partial(_drawing(Form.of(self._group, self._dtype), size), draws)
 
-        def draw(homes_C: jax.Array, part: jax.Array) -> jax.Array:
-            return initial_values(group, [self._seed], self._dtype, part, size)(homes_C)
 
-        return jax.jit(draw)
+@functools.lru_cache(maxsize=256)
+def _drawing(form: Form, size: int) -> Callable[..., jax.Array]:
+    """The program that draws so many rows of a part of a buffer: `Draws`, homes and the part -> values."""
+
+    def draw(draws: Draws, homes_C: jax.Array, part: jax.Array) -> jax.Array:
+        return initial_values(form, draws, part, size)(homes_C)
+
+    return jax.jit(draw)
 
 
 class Mover:
