@@ -221,7 +221,9 @@ class Draws(NamedTuple):
             keys[0][None] if len(keys) == 1 else jnp.stack(keys),
             np.stack([_words(spec.name) for spec in specs]),
             np.array([spec.scale for spec in specs], np.float32),
-            np.array([[o.quotient for o in orders], [o.classes for o in orders], [o.inverse for o in orders]], np.int32),
+            np.array(
+                [[o.quotient for o in orders], [o.classes for o in orders], [o.inverse for o in orders]], np.int32
+            ),
             Places.of(group),
         )
 

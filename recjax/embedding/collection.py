@@ -7,9 +7,9 @@ and plan.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,56 +21,16 @@ from recjax.embedding.address import Homes, inverse
 from recjax.embedding.bands import Band
 from recjax.embedding.bound_segment import BoundSegment, Piece
 from recjax.embedding.buffers import GroupSlots, Tables, filled
+from recjax.embedding.cells import DeviceBlocks, HostBlocks, Overlap, copied, overlaps
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.lines import Lines, buffer_shape, lines_of
 from recjax.embedding.low_precision import storage_dtype
 from recjax.errors import TrainingError
 from recjax.parallel.mesh import sharded
+from recjax.utils import lazy_arrays
 from recjax.utils.lazy_arrays import Index, LazyArray, Place, Runs, Spread, as_lazy, block_of
 
 Saved = dict[str, dict[str, np.ndarray | LazyArray]]  # as `export_tables` gives it, or the same read from the disk
-
-
-@dataclasses.dataclass(frozen=True)
-class Overlap:
-    """Common cells of a part of a table and one part of a group's buffer.
-
-    Attributes:
-      part: of the buffer.
-      homes: of the rows, ascending; one after the other if it is a range.
-      rows: where they lie within the part of the table: a slice, or their numbers.
-      columns: of the part of the table; () of an array of one value a row.
-      offset: of the first of these columns in the buffer; () likewise.
-    """
-
-    part: int
-    homes: range | np.ndarray
-    rows: slice | np.ndarray
-    columns: tuple[slice, ...]
-    offset: tuple[int, ...]
-
-
-def overlaps(group: Group, segment: BoundSegment, part: Index, vacant: bool = False) -> Iterator[Overlap]:
-    """All that a part of a table consists of, as far as this segment holds it; with `vacant` also what it could hold.
-
-    An array of one value a row has rows alone; beside columns, every part of the buffer with these rows holds it.
-    """
-    within = segment.band.span(part[0].start, part[0].stop)
-    for piece in group.pieces(segment):
-        start, stop = max(within[0], piece.start), min(within[1], piece.stop)
-        spans = [(max(p.start, piece.first), min(p.stop, piece.last)) for p in part[1:]]
-        if start < stop and all(a < z for a, z in spans):
-            first = piece.offset + start - piece.start
-            homes: range | np.ndarray = range(first, first + stop - start)
-            band = segment.band
-            if band.chosen is None or (band.vacant and vacant):
-                rows: slice | np.ndarray = slice(start - part[0].start, stop - part[0].start)
-            else:
-                used_M = band.used(start, stop)
-                rows = used_M - part[0].start
-                homes = used_M - start + first if band.vacant else homes
-            columns = tuple(slice(a - p.start, z - p.start) for (a, z), p in zip(spans, part[1:], strict=True))
-            yield Overlap(piece.part, homes, rows, columns, tuple(a - piece.first for a, _ in spans))
 
 
 def export_tables(
@@ -157,7 +117,7 @@ def _export(held: list[tuple[Group, BoundSegment, jax.Array, Places]], version: 
                     continue
                 k = version * group.parts + found.part
                 block = of_part[k]
-                values = _copy(block, found, places.get(k), lines_of(group, block))
+                values = copied(block, found, places.get(k), lines_of(group, block))
                 out[(found.rows, *found.columns)] = values.view(dtype)
         return out
 
@@ -181,7 +141,7 @@ def _export(held: list[tuple[Group, BoundSegment, jax.Array, Places]], version: 
             homes = homes_M[part[0]]
             offset = tuple(axis.start for axis in part[1:])
             found = Overlap(piece.part, homes, part[0], part[1:], offset)
-            return _copy(block, found, slots_R, lines).view(dtype)
+            return copied(block, found, slots_R, lines).view(dtype)
 
         size = (len(homes_M), piece.last - piece.first)[: array.ndim]
         return LazyArray(size, dtype, of_piece, block_of(size, dtype))
@@ -198,21 +158,6 @@ def _export(held: list[tuple[Group, BoundSegment, jax.Array, Places]], version: 
             how = places.get(k), lines_of(group, of_part[k])
             pieces.append((at, scattered(segment.band, piece, of_part[k], *how)))
     return Spread(shape, dtype, tuple(pieces))
-
-
-def _copy(block: jax.Array, found: Overlap, slots_R: np.ndarray | None, lines: Lines | None) -> np.ndarray:
-    """The values of an overlap. The host's view is one of this copy, never of the buffer that the next step donates."""
-    widths = [axis.stop - axis.start for axis in found.columns]
-    homes = found.homes
-    if slots_R is None and isinstance(homes, range):
-        if lines is not None:
-            return np.asarray(lines.read(block, homes)[:, found.offset[0] : found.offset[0] + widths[0]])
-        return np.asarray(jax.lax.dynamic_slice(block, (homes.start, *found.offset), (len(homes), *widths)))
-    if slots_R is None:  # those between are few
-        between = range(int(homes[0]), int(homes[-1]) + 1) if len(homes) else range(0)
-        return _copy(block, dataclasses.replace(found, homes=between), None, lines)[np.asarray(homes) - between.start]
-    rows = block[jnp.asarray(slots_R[np.asarray(homes)])]
-    return np.asarray(jax.lax.dynamic_slice(rows, (0, *found.offset), (len(rows), *widths)))
 
 
 def _mine(group: Group, segment: BoundSegment, buffer: jax.Array, version: int) -> list[Piece]:
@@ -345,11 +290,16 @@ def _import(
 ) -> jax.Array:
     shape = buffer_shape(group, tail, group.versions * group.parts)
     sharding = sharded(mesh, group.partition_axes)
-    indices = sharding.addressable_devices_indices_map(shape)
-    blocks = {shard.device: shard.data for shard in filled(shape, 0, dtype, sharding).addressable_shards}
     holders: dict[int, list[Any]] = {}  # part of a version -> the devices of this process that hold it
-    for device, index in indices.items():
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
         holders.setdefault(_part(group, index), []).append(device)
+    of_part = buffer_shape(group, tail)
+    blocks: HostBlocks | DeviceBlocks
+    if len(holders) * math.prod(of_part) * np.dtype(dtype).itemsize <= lazy_arrays.PART_BYTES:
+        blocks = HostBlocks(holders, of_part, dtype)
+    else:
+        blocks = DeviceBlocks(holders, filled(shape, 0, dtype, sharding))
+    lines = group.lines if tail else None
     for (version, saved), segment in itertools.product(enumerate(sources), group.segments):
         firsts = [v * group.parts for v in ([version] if len(sources) > 1 else range(group.versions))]
         array = as_lazy(saved[segment.spec.name][name])
@@ -361,26 +311,8 @@ def _import(
                 continue
             values = array.read(part)
             for found in here:
-                mine = [(first + found.part, d) for first in firsts for d in holders.get(first + found.part, ())]
-                for k, device in mine:
-                    piece = jax.device_put(values[(found.rows, *found.columns)].view(dtype), device)
-                    if k in places:
-                        slots = jax.device_put(places[k][np.asarray(found.homes)], device)
-                        blocks[device] = _scatter(blocks[device], piece, slots, found.offset)
-                    else:
-                        lines = lines_of(group, blocks[device])
-                        blocks[device] = _write(blocks[device], piece, (int(found.homes[0]), *found.offset), lines)
-            jax.block_until_ready(list(blocks.values()))  # or parts would pile up
-    return jax.make_array_from_single_device_arrays(shape, sharding, list(blocks.values()))
-
-
-@functools.partial(jax.jit, donate_argnums=0, static_argnums=3)  # in place: no second copy of a table at any time
-def _write(block: jax.Array, piece: jax.Array, start: tuple[int, ...], lines: Lines | None) -> jax.Array:
-    return jax.lax.dynamic_update_slice(block, piece, start) if lines is None else lines.write(block, piece, start)
-
-
-@functools.partial(jax.jit, donate_argnums=0, static_argnums=3)
-def _scatter(block: jax.Array, piece: jax.Array, slots: jax.Array, offset: tuple[int, ...]) -> jax.Array:
-    """Writes rows to slots, beginning with the columns `offset`."""
-    columns = tuple(slice(at, at + n) for at, n in zip(offset, piece.shape[1:], strict=True))
-    return block.at[(slots, *columns)].set(piece, unique_indices=True)
+                cells = values[(found.rows, *found.columns)].view(dtype)
+                for k in (first + found.part for first in firsts if first + found.part in holders):
+                    blocks.write(k, found, cells, places.get(k), lines)
+            blocks.wait()  # or parts would pile up
+    return jax.make_array_from_single_device_arrays(shape, sharding, blocks.arrays())

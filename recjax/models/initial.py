@@ -24,7 +24,7 @@ def normal(key: jax.Array, shape: Sequence[int], scale: float) -> jax.Array:
       shape: of the weights.
       scale: the standard deviation.
     """
-    if isinstance(key, jax.core.Tracer) or not jax.config.jax_threefry_partitionable:
+    if isinstance(key, jax.core.Tracer) or not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
         return jax.nn.initializers.normal(scale)(key, tuple(shape), jnp.float32)
     size = math.prod(shape)
     drawn = np.asarray(jax.random.normal(key, (_room(size),), jnp.float32))[:size]

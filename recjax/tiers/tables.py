@@ -13,7 +13,8 @@ import numpy as np
 
 from recjax.embedding.bound_segment import BoundSegment
 from recjax.embedding.buffers import GroupSlots, Tables
-from recjax.embedding.collection import Saved, export_segment, overlaps
+from recjax.embedding.cells import overlaps
+from recjax.embedding.collection import Saved, export_segment
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.errors import ConfigError
 from recjax.parallel import distributed

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import compiler
 from support.problems import mesh_of
 
 from recjax.embedding import buffers as product
@@ -137,6 +138,25 @@ def test_values_are_uniform_within_the_scale():
     # no pattern along rows or columns
     assert np.abs(x.mean(axis=0)).max() < 5 * s / math.sqrt(3 * 20_000)
     assert np.abs(x.mean(axis=1)).max() < 6 * s / math.sqrt(3 * 16)
+
+
+def test_tables_of_the_same_sizes_are_initialised_by_the_program_that_is_there(monkeypatch):
+    """Names, seeds, scales and the order of rows are its arguments: a second trainer compiles nothing."""
+    compiled = []
+    compile_one = compiler.compile_or_get_cached
+
+    def counted(backend: Any, computation: Any, *arguments: Any, **options: Any) -> Any:
+        compiled.append(str(computation.operation.attributes["sym_name"]))
+        return compile_one(backend, computation, *arguments, **options)
+
+    monkeypatch.setattr(compiler, "compile_or_get_cached", counted)
+    first, other = TableSpec("first", 101, 6, ADAGRAD), TableSpec("other", 100, 6, ADAGRAD, init_scale=0.5)
+    for table, seed in ((first, 0), (first, 1), (other, 1)):
+        bound = bound_to((table,), "row_wise", 3)
+        buffers, slots = initialise(bound, mesh_of(3), seed)
+        rows = load(export_tables(bound, buffers, slots))[table.name]["rows"]
+        np.testing.assert_array_equal(rows, values(table, seed))
+    assert compiled.count('"jit__initial_block"') == 1
 
 
 def test_initialisation_needs_no_temporary_of_the_tables_size():

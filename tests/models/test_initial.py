@@ -1,0 +1,40 @@
+"""Initial weights are those of JAX's own initialiser, whatever the programs that draw them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src import compiler
+
+from recjax.models.initial import normal
+
+
+@pytest.mark.parametrize("shape", [(1,), (255,), (257,), (0, 4), (7, 16), (13, 512), (479, 255)])
+def test_the_bits_are_those_of_a_draw_of_the_shape(shape):
+    key = jax.random.fold_in(jax.random.key(3), len(shape))
+    drawn, expected = normal(key, shape, 0.037), jax.nn.initializers.normal(0.037)(key, shape, jnp.float32)
+    assert drawn.dtype == expected.dtype and drawn.shape == shape
+    assert np.asarray(drawn).tobytes() == np.asarray(expected).tobytes()
+
+
+@pytest.mark.parametrize("change", ["traced", "not partitionable"])
+def test_so_they_are_where_a_longer_draw_would_differ_or_there_are_no_values(change):
+    key, shape = jax.random.key(5), (3, 7)
+    with jax.threefry_partitionable(change != "not partitionable"):
+        expected = jax.nn.initializers.normal(2.0)(key, shape, jnp.float32)
+        draw = (
+            jax.jit(lambda key: normal(key, shape, 2.0)) if change == "traced" else lambda key: normal(key, shape, 2.0)
+        )
+        np.testing.assert_allclose(draw(key), expected, rtol=1e-6)
+
+
+def test_shapes_share_a_program(monkeypatch):
+    key, compiled = jax.random.key(0), []
+    normal(key, (200,), 1.0)
+    plain = compiler.compile_or_get_cached
+    monkeypatch.setattr(
+        compiler, "compile_or_get_cached", lambda *args, **how: compiled.append(1) or plain(*args, **how)
+    )
+    for shape in ((5, 11), (3,), (16, 16)):
+        normal(key, shape, 0.3)
+    assert not compiled
