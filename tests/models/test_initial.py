@@ -1,5 +1,7 @@
 """Initial weights are those of JAX's own initialiser, whatever the programs that draw them."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
