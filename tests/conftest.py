@@ -32,6 +32,7 @@ from support.tiers import (  # noqa: F401  # hooks
     pytest_addoption,
     pytest_collection_finish,
     pytest_configure,
+    pytest_ignore_collect,
     pytest_runtest_setup,
     pytest_runtest_teardown,
     slow_first,

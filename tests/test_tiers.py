@@ -32,3 +32,29 @@ def test_modules_with_slow_tests_go_first_stay_together_and_come_in_the_order_of
     expected = [items[k] for k in (4, 5, 1, 2, 6, 0, 3)]
     tiers.slow_first(items)
     assert items == expected
+
+
+@pytest.mark.parametrize(
+    ("expression", "without"),
+    [
+        ("", False),
+        ("full", True),
+        ("full and not wide", True),
+        ("wide and  full", True),
+        ("gpu and wide", True),
+        ("not full", False),
+        ("full or wide", False),
+        ("not (full and wide)", False),
+    ],
+)
+def test_modules_without_a_marker_that_is_asked_for_are_not_imported(expression, without):
+    wide = "@pytest.mark.wide\ndef test(): ...\n# mark.fuller"
+    assert tiers.lacks(wide, expression) == without
+    assert not tiers.lacks(f"{wide}  # mark.gpu, mark.full", expression)
+
+
+def test_nor_are_those_of_which_every_test_has_a_marker_that_is_not_asked_for():
+    source = "pytestmark = [pytest.mark.light_compile, pytest.mark.full]"
+    assert tiers.lacks(source, "not full") and tiers.lacks(source, "light_compile and not full")
+    assert not tiers.lacks(source, "full") and not tiers.lacks(source, "not wide")
+    assert not tiers.lacks("@pytest.mark.full\ndef test(): ...", "not full")

@@ -8,10 +8,12 @@ time is counted, not time on the wall, and as the machine is slower at the momen
 
 from __future__ import annotations
 
+import re
 import resource
 import statistics
 import time
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -36,6 +38,31 @@ def pytest_configure(config: pytest.Config) -> None:
     named = config.args_source == pytest.Config.ArgsSource.ARGS  # so it is in workers, which are given the marker too
     if not (config.option.full or config.option.markexpr or named):
         config.option.markexpr = "not full"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out modules without a marker that is asked for: to import and collect all takes ten seconds of CPU."""
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    return True if lacks(collection_path.read_text(), config.option.markexpr) else None
+
+
+def lacks(source: str, expression: str) -> bool:
+    """Returns whether no test of a module can be meant by a marker expression, of which `and` and `not` are understood.
+
+    A module without the marker has none, and one whose `pytestmark`, in one line, has a marker that is not asked for.
+    """
+    words = expression.split()
+    if "or" in words or "(" in expression:
+        return False
+    for term in " ".join(words).split(" and "):
+        name = term.removeprefix("not ")
+        if not name.isidentifier():
+            continue
+        where = r"\b" if name == term else r"(?m)^pytestmark = .*\b"
+        if (re.search(rf"{where}mark\.{name}\b", source) is None) == (name == term):
+            return True
+    return False
 
 
 def slow_first(items: list[pytest.Item]) -> None:
