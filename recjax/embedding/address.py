@@ -67,7 +67,7 @@ def _locator(
 
 
 class Places(NamedTuple):
-    """Where a group's T segments lie in the P parts of its buffer, as arguments of a program. All int32.
+    """Places of a group's T segments in the P parts of its buffer, as arguments of a program. All int32.
 
     Attributes:
       offset_PxT: where a segment's rows start.
@@ -81,7 +81,7 @@ class Places(NamedTuple):
 
     @classmethod
     def of(cls, group: Group) -> Places:
-        """Those of a group."""
+        """Returns the places of a group's segments."""
         owner_P = np.asarray(group.place(np.arange(group.parts))[0])
         offsets = [np.asarray(s.offsets)[owner_P] for s in group.segments]
         bounds = [s.split.bounds(owner_P) for s in group.segments]
@@ -91,7 +91,7 @@ class Places(NamedTuple):
     def locator(
         self, bands: Sequence[Band | None], part: Any
     ) -> Callable[[jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
-        """As `locator` for a part of the buffer; `bands` are the segments', None where all rows are in one."""
+        """Returns what `locator` does, for a part of the buffer; of `bands`, the segments', None stands for all rows."""
         return _locator(bands, self.offset_PxT[part], self.first_PxT[part], self.stop_PxT[part])
 
 

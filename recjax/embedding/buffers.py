@@ -134,7 +134,8 @@ def initialise(
             of_values = group.value_group
             given = [(homes or {})[group.name]] if group.mapped else []
             draws = put(Draws.of(of_values, seeds), replicated(mesh))
-            program = _initial_program(Form.of(of_values, held), mesh, of_values.partition_axes, group.mapped)
+            how = of_values.partition_axes, group.mapped, CHUNK_FLOATS
+            program = _initial_program(Form.of(of_values, held), mesh, *how)
             tables[group.name] = program(draws, *given)
         own = group.slot_group
         sharding = sharded(mesh, own.partition_axes)
@@ -155,7 +156,7 @@ def place_homes(bound: BoundPlan, mesh: Mesh, maps: Maps | None = None) -> Homes
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What a program of initial values is made for: all that `Draws` do not say.
+    """Form of a group's buffer: all that a program of initial values is made for, and not given in `Draws`.
 
     Attributes:
       sharding: of the group.
@@ -181,7 +182,7 @@ class Form:
 
     @classmethod
     def of(cls, group: Group, dtype: Any) -> Form:
-        """The form of a group whose values are held in a dtype."""
+        """Returns the form of a group whose values are held in a dtype."""
         return cls(
             group.sharding,
             group.rows,
@@ -196,7 +197,7 @@ class Form:
 
 
 class Draws(NamedTuple):
-    """What distinguishes groups of one form: the arrays that a program of initial values is given, of T segments.
+    """Arguments of a program of initial values, in which groups of one form may differ; of T segments.
 
     Attributes:
       seeds_Gx2: the keys of the seeds, uint32: of each replica group, or one for all.
@@ -214,11 +215,12 @@ class Draws(NamedTuple):
 
     @classmethod
     def of(cls, group: Group, seeds: list[int]) -> Draws:
-        """Those of a group; `seeds` are those of the replica groups, or one for all."""
+        """Returns the arguments for a group; `seeds` are those of the replica groups, or one for all."""
         specs, orders = [s.spec for s in group.segments], [s.order for s in group.segments]
-        keys = [jax.random.key_data(jax.random.key(seed, impl="threefry2x32")) for seed in seeds]
+        with jax.ensure_compile_time_eval():
+            keys = [np.asarray(jax.random.key_data(jax.random.key(seed, impl="threefry2x32"))) for seed in seeds]
         return cls(
-            keys[0][None] if len(keys) == 1 else jnp.stack(keys),
+            np.stack(keys),
             np.stack([_words(spec.name) for spec in specs]),
             np.array([spec.scale for spec in specs], np.float32),
             np.array(
@@ -229,11 +231,14 @@ class Draws(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _initial_program(form: Form, mesh: Mesh, partition_axes: tuple[str, ...], mapped: bool) -> Any:
-    """The program that makes a group's buffer of its `Draws` and, if it is mapped, its homes: compiled once a form."""
+def _initial_program(form: Form, mesh: Mesh, partition_axes: tuple[str, ...], mapped: bool, floats: int) -> Any:
+    """The program that makes a group's buffer of its `Draws` and, if it is mapped, its homes: compiled once a form.
+
+    It makes about so many `floats` at a time.
+    """
     spec = P(partition_axes)
     made = jax.shard_map(
-        functools.partial(_initial_block, form),
+        functools.partial(_initial_block, form, floats),
         mesh=mesh,
         in_specs=(P(), spec) if mapped else (P(),),
         out_specs=spec,
@@ -242,10 +247,10 @@ def _initial_program(form: Form, mesh: Mesh, partition_axes: tuple[str, ...], ma
     return jax.jit(made)
 
 
-def _initial_block(form: Form, draws: Draws, homes_R: jax.Array | None = None) -> jax.Array:
+def _initial_block(form: Form, floats: int, draws: Draws, homes_R: jax.Array | None = None) -> jax.Array:
     """One device's part of a group's buffer, filled by one loop whatever the number of segments."""
     R, k = form.rows, form.lines.rows if form.lines else 1
-    chunk = min(R, max(1, CHUNK_FLOATS // max(dim for dim, _ in form.tables) // k) * k)
+    chunk = min(R, max(1, floats // max(dim for dim, _ in form.tables) // k) * k)
     values_of = initial_values(form, draws, form.sharding.this_part(), chunk)
 
     def fill(i: jax.Array, block_RxW: jax.Array) -> jax.Array:
