@@ -91,7 +91,7 @@ class Places(NamedTuple):
     def locator(
         self, bands: Sequence[Band | None], part: Any
     ) -> Callable[[jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
-        """Returns what `locator` does, for a part of the buffer; of `bands`, the segments', None stands for all rows."""
+        """Returns what `locator` does, for a part of the buffer. `bands` are the segments'; None is one of all rows."""
         return _locator(bands, self.offset_PxT[part], self.first_PxT[part], self.stop_PxT[part])
 
 
