@@ -28,7 +28,7 @@ def normal(key: jax.Array, shape: Sequence[int], scale: float) -> jax.Array:
         return jax.nn.initializers.normal(scale)(key, tuple(shape), jnp.float32)
     size = math.prod(shape)
     drawn = np.asarray(jax.random.normal(key, (_room(size),), jnp.float32))[:size]
-    return jnp.asarray((drawn * np.float32(scale)).reshape(shape))
+    return jax.device_put((drawn * np.float32(scale)).reshape(shape))
 
 
 def _room(size: int) -> int:
