@@ -22,8 +22,14 @@ from recjax.simulate.workload import Operation
 needs_it = pytest.mark.skipif(compiled.library() is None, reason="not installed: pip install ./kernels")
 ALGORITHM_OF = {"all_reduce": ["ring", "direct", "double_binary_tree", "halving_doubling"],
                 "all_to_all": ["direct", "ring"]}  # fmt: skip
-MOST = {"window_bytes": [3000, 9000.5, 1e6], "segment_bytes": [700, 1460.25, 1e9], "buffer_bytes": [2500, 8000, 1e9],
-        "ack_delay_ns": [0, 37], "start_segments": [0, 1, 3], "timeout_ns": [5000, 1e5]}  # fmt: skip
+MOST: dict[str, list[float]] = {
+    "window_bytes": [3000, 9000.5, 1e6],
+    "segment_bytes": [700, 1460.25, 1e9],
+    "buffer_bytes": [2500, 8000, 1e9],
+    "ack_delay_ns": [0, 37],
+    "start_segments": [0, 1, 3],
+    "timeout_ns": [5000, 1e5],
+}
 FITS_NO_BUFFER = {key: of[0] for key, of in MOST.items()} | {"segment_bytes": 1e9}
 transports = st.one_of(st.none(), st.fixed_dictionaries({key: st.sampled_from(of) for key, of in MOST.items()}))
 networks = st.sampled_from(["switch:4", "switch:8", "ring:4", "fully_connected:4,switch:2", "switch:2,switch:4",
