@@ -1,4 +1,4 @@
-"""How much longer kernels and the host's stages take in a training than by themselves, for `recjax calibrate`.
+"""Measures for `recjax calibrate` how much longer kernels and the host's stages take in a training than alone.
 
 Calibration repeats a kernel or a stage alone. In a training the threads of the host and of the devices take turns on
 the same cores, each finds the caches as the others left them, and XLA hands kernels to other threads. Lin et al.
