@@ -1,11 +1,12 @@
 """Cells that a part of a table and a part of a group's buffer have in common, and their ways from one to the other.
 
-Where a device's memory is the host's, and where all that is written is small, NumPy moves them. Else the device does,
-in programs that are compiled for each shape and device.
+Where a device's memory is the host's, NumPy reads them. Else the device does, in programs that are compiled for each
+shape and device, as are those that write.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,57 +89,39 @@ def copied(block: jax.Array, found: Overlap, slots_R: np.ndarray | None, lines: 
 
 
 def _copied_here(block: jax.Array, found: Overlap, slots_R: np.ndarray | None, lines: Lines | None) -> np.ndarray:
-    cells = _cells(np.asarray(block), found, slots_R, lines)
-    return np.array(cells[0][cells[1]], order="C")
-
-
-def _cells(
-    block: np.ndarray, found: Overlap, slots_R: np.ndarray | None, lines: Lines | None
-) -> tuple[np.ndarray, tuple[Any, ...]]:
-    """The rows of a block of the host, as a view of it, and the index of the cells among them."""
-    rows: Any = block if lines is None else lines.unpacked(block)  # type: ignore[arg-type]  # NumPy does as well
+    rows: Any = _view(block)
+    rows = rows if lines is None else lines.unpacked(rows)
     at: Any = found.homes
     if slots_R is not None:
         at = slots_R[np.asarray(at)]
     elif isinstance(at, range):
         at = slice(at.start, at.stop)
     columns = (slice(a, a + axis.stop - axis.start) for a, axis in zip(found.offset, found.columns, strict=True))
-    return rows, (at, *columns)
+    return np.array(rows[(at, *columns)], order="C")
 
 
-class HostBlocks:
-    """Parts of a buffer that are put together by the host, and go to their devices when they are whole."""
+def _view(block: jax.Array) -> np.ndarray:
+    """An array's memory on the host, for as long as the array is there.
 
-    def __init__(self, holders: Mapping[int, Sequence[Any]], shape: tuple[int, ...], dtype: Any) -> None:
-        """Makes zeros.
-
-        Args:
-          holders: number of a part -> the devices that hold it.
-          shape: of a part.
-          dtype: of its values.
-        """
-        self._holders = holders
-        self._blocks = {k: np.zeros(shape, dtype) for k in holders}
-
-    def write(self, k: int, found: Overlap, cells: np.ndarray, slots_R: np.ndarray | None, lines: Lines | None) -> None:
-        """Writes cells into part k; slots and lines are as for `copied`."""
-        rows, index = _cells(self._blocks[k], found, slots_R, lines)
-        rows[index] = cells
-
-    def wait(self) -> None:
-        """Returns: what was written is there."""
-
-    def arrays(self) -> list[jax.Array]:
-        """The parts on their devices, which share no memory with the host's."""
-        pairs = ((self._blocks[k], device) for k, devices in self._holders.items() for device in devices)
-        return [jax.device_put(block, device, may_alias=False) for block, device in pairs]
+    JAX keeps the view that `np.asarray` makes, and a step that is given the array could then not work in its place.
+    """
+    if not block.size:
+        return np.empty(block.shape, block.dtype)
+    jax.block_until_ready(block)
+    memory: Any = (ctypes.c_char * block.nbytes).from_address(block.unsafe_buffer_pointer())
+    return np.frombuffer(memory, block.dtype).reshape(block.shape)
 
 
-class DeviceBlocks:
+class Blocks:
     """Parts of a buffer that are written where they are: there is never a second copy of one."""
 
     def __init__(self, holders: Mapping[int, Sequence[Any]], buffer: jax.Array) -> None:
-        """Takes the parts of `buffer`, which nobody else may use; `holders` are as for `HostBlocks`."""
+        """Takes the parts of a buffer.
+
+        Args:
+          holders: number of a part -> the devices that hold it.
+          buffer: which nobody else may use.
+        """
         self._holders = holders
         self._blocks = {shard.device: shard.data for shard in buffer.addressable_shards}
 

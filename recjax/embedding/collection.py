@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,13 +20,12 @@ from recjax.embedding.address import Homes, inverse
 from recjax.embedding.bands import Band
 from recjax.embedding.bound_segment import BoundSegment, Piece
 from recjax.embedding.buffers import GroupSlots, Tables, filled
-from recjax.embedding.cells import DeviceBlocks, HostBlocks, Overlap, copied, overlaps
+from recjax.embedding.cells import Blocks, Overlap, copied, overlaps
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.lines import Lines, buffer_shape, lines_of
 from recjax.embedding.low_precision import storage_dtype
 from recjax.errors import TrainingError
 from recjax.parallel.mesh import sharded
-from recjax.utils import lazy_arrays
 from recjax.utils.lazy_arrays import Index, LazyArray, Place, Runs, Spread, as_lazy, block_of
 
 Saved = dict[str, dict[str, np.ndarray | LazyArray]]  # as `export_tables` gives it, or the same read from the disk
@@ -293,12 +291,7 @@ def _import(
     holders: dict[int, list[Any]] = {}  # part of a version -> the devices of this process that hold it
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         holders.setdefault(_part(group, index), []).append(device)
-    of_part = buffer_shape(group, tail)
-    blocks: HostBlocks | DeviceBlocks
-    if len(holders) * math.prod(of_part) * np.dtype(dtype).itemsize <= lazy_arrays.PART_BYTES:
-        blocks = HostBlocks(holders, of_part, dtype)
-    else:
-        blocks = DeviceBlocks(holders, filled(shape, 0, dtype, sharding))
+    blocks = Blocks(holders, filled(shape, 0, dtype, sharding))
     lines = group.lines if tail else None
     for (version, saved), segment in itertools.product(enumerate(sources), group.segments):
         firsts = [v * group.parts for v in ([version] if len(sources) > 1 else range(group.versions))]

@@ -129,7 +129,7 @@ def add_hoti2020(actions: Any, verb: Callable[..., argparse.ArgumentParser], sho
     made.add_argument("--ranks", type=int, default=128, metavar="N", help="GPUs, 8 a node (default: 128, as there)")
     made.add_argument("--chunks", type=int, metavar="N", help="to cut collectives into, where they are not what "
                       "varies; at most 128 in hierarchical systems (default: 32, with --full 1024)")  # fmt: skip
-    made.add_argument("--full", action="store_true", help="as many chunks as in the study: hours")
+    made.add_argument("--full", action="store_true", help="as many chunks as in the study: hours without kernels")
     made.add_argument("--experiments", metavar="NAME,...", help="some of them: systems, flops, in_flight, "
                       "chunk_counts, copies, lone_all_reduce, transport (default: all)")  # fmt: skip
     made.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder of the report: the same "

@@ -87,13 +87,8 @@ def _nothing(dense: Any) -> tuple[Any, Any]:
 def _dense_part(model: nnx.Module, tx: optax.GradientTransformation, dtype: Any) -> tuple[Any, Any, Any]:
     """Parameters, their optimizer's state, and the module's other state."""
     # Copies: the first step donates them, and the model keeps its own for the next state that is made of it.
-    dense = jax.tree.map(lambda x: _copied(x, dtype), parameters(model))
-    return dense, tx.init(dense), jax.tree.map(lambda x: _copied(x, kept_dtype(x, dtype)), kept_state(model))
-
-
-def _copied(x: Any, dtype: Any) -> jax.Array:
-    """A copy by way of the host: no program has to be compiled for each shape."""
-    return jax.device_put(np.array(x, dtype))
+    dense = jax.tree.map(lambda x: jnp.array(x, dtype), parameters(model))
+    return dense, tx.init(dense), jax.tree.map(lambda x: jnp.array(x, kept_dtype(x, dtype)), kept_state(model))
 
 
 def _assemble(
@@ -197,8 +192,8 @@ def from_host(
 
 def _named_leaves(tree: Any) -> dict[str, np.ndarray]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    # Copies: a host view of the state itself would keep the next donated step from working in place.
-    return {_name(path): np.array(whole(x)) for path, x in leaves}
+    # jnp.copy: a host view of the state itself would keep the next donated step from working in place
+    return {_name(path): np.array(whole(jnp.copy(x))) for path, x in leaves}
 
 
 def _fill(tree: Any, saved: dict[str, np.ndarray | LazyArray], what: str) -> Any:
