@@ -44,9 +44,9 @@ RECJAX_API Engine* recjax_simulator_new(const int64_t* whole, const double* real
 
 RECJAX_API void recjax_simulator_delete(Engine* engine) { delete engine; }
 
-// Returns the program's number. `connections`: that this and earlier programs use. `first`, `receives`: as in Program. Of each message in `whole` its number of links,
-// receiver, connection, segments and the ticks of an acknowledgement, and in `sizes` the bytes of a segment; `links`
-// and `ticks` of all messages, one after the other.
+// Returns the program's number. `connections`: that this and earlier programs use. `first`, `receives`: as in Program.
+// Of each message in `whole` its number of links, receiver, connection, segments and the ticks of an acknowledgement,
+// and in `sizes` the bytes of a segment; `links` and `ticks` of all messages, one after the other.
 RECJAX_API int64_t recjax_simulator_program(Engine* engine, int64_t steps, bool starts_with_delay, bool sender_waits,
                                             int64_t stride, int64_t connections, const int64_t* first,
                                             const int32_t* receives, const int64_t* whole, const double* sizes,
@@ -70,7 +70,8 @@ RECJAX_API int64_t recjax_simulator_program(Engine* engine, int64_t steps, bool 
                                  int32_t(of[1]), int32_t(of[2]), int32_t(of[3]), sizes[i], of[4]});
     all += of[0];
   }
-  engine->connections.resize(connections, recjax::simulate::Connection{engine->first_window, INFINITY, 0, {}, {}, false});
+  const recjax::simulate::Connection unused{engine->first_window, INFINITY, 0, {}, {}, false};
+  engine->connections.resize(connections, unused);
   engine->programs.push_back(std::move(program));
   return engine->programs.size() - 1;
 }

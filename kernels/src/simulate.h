@@ -333,8 +333,8 @@ struct Engine {
     }
   }
 
-  // Plays until Python has to do something. Returns 0: nothing is left, 1 a call (its number in `number`), 2 an actor is through
-  // with a run (its number), 3 a time is too large, 4 the ranks are no longer alike.
+  // Plays until Python has to do something. Returns 0: nothing is left, 1 a call (its number in `number`), 2 an actor
+  // is through with a run (its number), 3 a time is too large, 4 the ranks are no longer alike.
   int32_t Play(int64_t* number, int32_t* actor) {
     while (!heap.empty()) {
       if (late) return 3;

@@ -2,7 +2,7 @@
 
 Calibration repeats a kernel or a stage alone. In a training the threads of the host and of the devices take turns on
 the same cores, each finds the caches as the others left them, and XLA hands kernels to other threads. Lin et al.
-(arXiv:2201.07821, section III-D) take overheads from traces of workloads and share them over all; likewise some models
+(arXiv:2201.07821) take overheads from traces of workloads and share them over all; likewise some models
 are trained here whose CPU time by thread is compared with the predicted one, and the ratio goes into the machine file.
 """
 
@@ -11,30 +11,31 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import itertools
 import math
 import multiprocessing
+import signal
 import statistics
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
-
-import jax
+from concurrent.futures.process import BrokenProcessPool
+from typing import Self
 
 from recjax.bench.prediction import predicted
+from recjax.bench.stepping import Stepping
 from recjax.config.run import EmbeddingConfig, RunConfig
 from recjax.config.train import DenseAdagrad, TrainConfig
-from recjax.data.synthetic.stream import ZipfStream, ZipfStreamSource
+from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.optim import RowWiseAdagrad
+from recjax.errors import TrainingError
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
 from recjax.planning.machine import Machine, Quantity
-from recjax.train.trainer import build_trainer
 
 _WARM, _LEAST, _SECONDS = 8, 10, 0.5  # of a round: steps before, steps that are timed at least, and for how long
 _SOURCE = "measured in trainings"
+POSSIBLE = hasattr(time, "pthread_getcpuclockid")  # CPU time by thread; macOS and Windows do not give it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +72,18 @@ class References:
         self._pool.shutdown()
 
     def round(self) -> None:
-        """Trains each for a moment, and waits for that."""
-        self._found.append(self._pool.submit(_round).result())
+        """Trains each for a moment, and waits for that.
+
+        Raises:
+          TrainingError: the process that trains has ended.
+        """
+        try:
+            self._found.append(self._pool.submit(_round).result())
+        except BrokenProcessPool as error:
+            raise TrainingError(
+                "the process that trains models between the passes has ended, as one that the system stops for want of "
+                "memory. Calibrate where a few GB more are free, or with --quick."
+            ) from error
 
     def applied(self, machine: Machine) -> Machine:
         """The machine with what kernels and host stages take in a training over what they take alone.
@@ -113,42 +124,30 @@ def references(quick: bool) -> Iterator[RunConfig]:
         )
 
 
-_trainings: list[_Training] = []  # of the process that trains
+_trainings: list[Stepping] = []  # of the process that trains
 
 
 def _build(configs: Sequence[RunConfig]) -> None:
-    _trainings.extend(_Training(config) for config in configs)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for this one
+    _trainings.extend(Stepping(config) for config in configs)
 
 
 def _round() -> list[Busy]:
-    return [training.round() for training in _trainings]
+    return [_busy_a_step(training) for training in _trainings]
 
 
-class _Training:
-    """A training that goes on, round after round."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self._trainer = build_trainer(config, splits=("train",))
-        if isinstance(self._trainer.source, ZipfStreamSource):
-            self._trainer.source.draw("train")
-        self._state: Any = self._trainer.init_state()
-
-    def round(self) -> Busy:
-        """Trains for a moment after some steps that do not count."""
-        with contextlib.closing(self._trainer.train_inputs()) as stream:
-            for inputs in itertools.islice(stream, _WARM):
-                self._state, metrics = self._trainer.train_step(self._state, inputs)
-            jax.block_until_ready(self._state)
-            before, began = _busy(), time.perf_counter()
-            for steps in itertools.count(1):
-                waiting = metrics
-                self._state, metrics = self._trainer.train_step(self._state, next(stream))
-                jax.block_until_ready(waiting)  # the step before: one is dispatched ahead, as in a training
-                if steps >= _LEAST and time.perf_counter() - began > _SECONDS:
-                    break
-            jax.block_until_ready(self._state)
-            after = _busy()
-        return Busy((after.host - before.host) / steps, (after.kernels - before.kernels) / steps)
+def _busy_a_step(training: Stepping) -> Busy:
+    """Trains for a moment after some steps that do not count."""
+    with contextlib.closing(training.trainer.train_inputs()) as stream:
+        training.warm(stream, _WARM)
+        before, began, steps = _busy(), time.perf_counter(), 0
+        for _ in training.steps(stream):
+            steps += 1
+            if steps >= _LEAST and time.perf_counter() - began > _SECONDS:
+                break
+        training.wait()
+        after = _busy()
+    return Busy((after.host - before.host) / steps, (after.kernels - before.kernels) / steps)
 
 
 def _busy() -> Busy:

@@ -95,14 +95,14 @@ def plan(options: argparse.Namespace) -> None:
         result, texts = result | {"compiled": found}, [*texts, compile_report.to_text(found)]
     if options.predict:
         from recjax.bench import prediction
-        from recjax.planning.machine import open_machine
+        from recjax.planning.machine_file import open_machine
 
         machine = open_machine(options.machine or config.planner.machine or "machine.json")
         foreseen = prediction.on_machine(config, machine, options.measure, options.out, options.target)
         result, texts = result | {"predicted": foreseen}, [*texts, prediction.to_text(foreseen)]
     if options.tiers:
         from recjax.bench import tier_plan, tier_report
-        from recjax.planning.machine import open_machine
+        from recjax.planning.machine_file import open_machine
 
         name = options.machine or config.planner.machine
         tiers = tier_plan.tier_plan(
@@ -115,7 +115,7 @@ def plan(options: argparse.Namespace) -> None:
 def _offers(options: argparse.Namespace, config: Any) -> None:
     """Prints what a run would be on several numbers of devices."""
     from recjax.bench import offers
-    from recjax.planning.machine import open_machine
+    from recjax.planning.machine_file import open_machine
     from recjax.utils.files import write_json, write_whole
 
     machine = open_machine(options.machine or config.planner.machine or "machine.json")
@@ -132,12 +132,12 @@ def _offers(options: argparse.Namespace, config: Any) -> None:
 
 def calibrate(options: argparse.Namespace) -> None:
     """Measures this machine."""
-    from recjax.bench.in_training import References
+    from recjax.bench.in_training import POSSIBLE, References
     from recjax.bench.machine_load import Others
     from recjax.parallel.mesh import MeshConfig, make_mesh
     from recjax.planning import calibrate as calibration
     from recjax.planning import report
-    from recjax.planning.machine import write
+    from recjax.planning.machine_file import write
 
     if options.out.is_dir() or not options.out.absolute().parent.is_dir():
         raise ConfigError(f"--out {options.out} cannot be written: name a file in a folder that exists.")
@@ -146,7 +146,8 @@ def calibrate(options: argparse.Namespace) -> None:
     mesh = make_mesh(MeshConfig(devices=options.devices, platform=platform))
     others = Others([])
     effort = calibration.QUICK if options.quick else calibration.FULL
-    if mesh.devices.flat[0].platform == "cpu":
+    if POSSIBLE and mesh.devices.flat[0].platform == "cpu":
+        log.info("some models are trained between the passes, too; compiling them makes the first one longer")
         with References(options.quick) as trainings:
             machine = calibration.calibrate(mesh, effort, log.info, options.name, trainings.round)
         machine = trainings.applied(machine)

@@ -24,11 +24,16 @@ def normal(key: jax.Array, shape: Sequence[int], scale: float) -> jax.Array:
       shape: of the weights.
       scale: the standard deviation.
     """
-    if isinstance(key, jax.core.Tracer) or not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
+    if isinstance(key, jax.core.Tracer) or not _partitionable():
         return jax.nn.initializers.normal(scale)(key, tuple(shape), jnp.float32)
     size = math.prod(shape)
     drawn = np.asarray(jax.random.normal(key, (_room(size),), jnp.float32))[:size]
     return jax.device_put((drawn * np.float32(scale)).reshape(shape))
+
+
+def _partitionable() -> bool:
+    """Returns whether the nth number of a draw depends on n and the key alone, here and now."""
+    return bool(getattr(jax.config, "jax_threefry_partitionable"))  # noqa: B009  # an attribute that JAX adds as it starts
 
 
 def _room(size: int) -> int:

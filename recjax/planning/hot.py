@@ -31,7 +31,8 @@ from recjax.errors import ConfigError
 from recjax.planning.costs import Costs
 from recjax.planning.hot_copies import HotCopies
 from recjax.planning.hot_rank import Candidates, joins, ranked
-from recjax.planning.machine import Machine, open_machine
+from recjax.planning.machine import Machine
+from recjax.planning.machine_file import open_machine
 from recjax.planning.work import Work, gather, scatter, sort
 from recjax.utils.text import aligned
 

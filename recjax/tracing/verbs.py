@@ -128,7 +128,7 @@ def trace(options: argparse.Namespace) -> Shown:
     from recjax.comms import show
     from recjax.comms.statistics import figures
     from recjax.config import presets
-    from recjax.planning.machine import open_machine
+    from recjax.planning.machine_file import open_machine
     from recjax.tracing.record import compiled, record
 
     if options.compile and (options.alone or options.steps is not None):

@@ -1,5 +1,6 @@
 """References of `recjax calibrate`: whose CPU time is whose, and what comes of it. No time is compared with another."""
 
+import os
 import time
 from types import SimpleNamespace
 
@@ -10,7 +11,9 @@ from support.machines import MACHINE
 
 from recjax.bench import in_training as module
 from recjax.bench.in_training import Busy
-from recjax.planning.machine import OVERHEADS, parse, write
+from recjax.errors import TrainingError
+from recjax.planning.machine import OVERHEADS
+from recjax.planning.machine_file import parse, write
 
 
 def test_cpu_time_is_of_python_threads_or_of_others():
@@ -70,6 +73,14 @@ def test_ratios_are_the_medians_over_references_and_never_below_one(monkeypatch,
     write(found, tmp_path / "machine.json")
     assert parse((tmp_path / "machine.json").read_bytes(), "here") == found
     assert {name for name, (_, optional) in OVERHEADS.items() if optional} == found.overheads.keys() - MACHINE.overheads
+
+
+def test_a_process_that_was_stopped_is_told_in_words():
+    with module.References(True) as trainings:
+        trainings._configs.clear()
+        trainings._pool.submit(os._exit, 9)
+        with pytest.raises(TrainingError, match="want of memory.*--quick"):
+            trainings.round()
 
 
 def test_references_are_of_both_models_and_dtypes():

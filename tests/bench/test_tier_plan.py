@@ -17,7 +17,8 @@ from recjax.config import presets
 from recjax.errors import ConfigError
 from recjax.planning import tier_run
 from recjax.planning.graph import Graph
-from recjax.planning.machine import Kernel, Machine, Point, open_machine
+from recjax.planning.machine import Kernel, Machine, Point
+from recjax.planning.machine_file import open_machine
 from recjax.planning.predict import CORES, DEVICES, INTERPRETER, HostWork, Prediction, predict
 from recjax.tiers import disk_speed
 from recjax.tiers.disk_speed import DiskRates, disk_rates

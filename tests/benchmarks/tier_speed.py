@@ -22,7 +22,7 @@ import numpy as np
 
 from recjax.bench.tier_plan import tier_plan, with_share
 from recjax.config import presets
-from recjax.planning.machine import open_machine
+from recjax.planning.machine_file import open_machine
 from recjax.studies.tiers.measure import Arm, by_turns, medians
 from recjax.utils.text import aligned
 

@@ -15,7 +15,8 @@ from recjax.planning import calibrate, cases
 from recjax.planning import host_cases as host_module
 from recjax.planning.graph import read_graph
 from recjax.planning.host_cases import host_cases
-from recjax.planning.machine import OVERHEADS, SIZES, open_machine
+from recjax.planning.machine import OVERHEADS, SIZES
+from recjax.planning.machine_file import open_machine
 
 FEW = ("matmul.nn_f32", "copy", "elementwise", "transcendental", "scatter.sorted")
 

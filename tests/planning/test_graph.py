@@ -265,7 +265,7 @@ def test_a_fusion_computes_what_its_result_asks_for_and_a_pass_is_classed_by_its
 
 
 def test_numbers_rounded_to_16_bits_on_the_way_cost_beside_those_that_are_written():
-    """Of 96 rows a slice keeps 32, in float32: these alone were rounded."""
+    """A slice keeps 32 of 96 rows: their 512 numbers count, and no others."""
     rounded = SLICED.replace("ROOT %narrow", "%narrow").replace(
         "convert(%first)", "convert(%first)\n  ROOT %wide_again = f32[32,16]{1,0} convert(%narrow)"
     )

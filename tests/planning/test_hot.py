@@ -25,7 +25,7 @@ from recjax.planning import hot, work
 from recjax.planning.hot import estimate
 from recjax.planning.hot_copies import HotCopies
 from recjax.planning.hot_rank import Candidates, candidates, ranked
-from recjax.planning.machine import open_machine
+from recjax.planning.machine_file import open_machine
 from recjax.planning.resolve import resolve, workload
 from recjax.planning.work import Work
 from recjax.train.table_specs import specs

@@ -16,7 +16,8 @@ from recjax.embedding.plan_choice import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.assign import WAYS, Demand, as_plan, sizes
 from recjax.planning.loads import Workload
-from recjax.planning.machine import Quantity, open_machine, write
+from recjax.planning.machine import Quantity
+from recjax.planning.machine_file import open_machine, write
 from recjax.planning.memory import GIB, needed
 from recjax.planning.planner import BAND, Planner, allowed, answer, plain_ways, price, reason, search
 from recjax.planning.predict import HostWork

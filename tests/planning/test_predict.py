@@ -8,7 +8,8 @@ from support.machines import FORK, MACHINE, scaled
 from recjax.planning import draw
 from recjax.planning.costs import Costs
 from recjax.planning.graph import Graph, Node, read_graph
-from recjax.planning.machine import SIZES, Kernel, Point, Quantity, open_machine
+from recjax.planning.machine import SIZES, Kernel, Point, Quantity
+from recjax.planning.machine_file import open_machine
 from recjax.planning.predict import HostWork, figures, parts, predict
 from recjax.planning.schedule import node_cost
 from recjax.planning.work import Work

@@ -7,7 +7,8 @@ from support.machines import FORK, MACHINE
 
 from recjax.planning import reach
 from recjax.planning.graph import Graph, Node, read_graph
-from recjax.planning.machine import Kernel, Point, open_machine
+from recjax.planning.machine import Kernel, Point
+from recjax.planning.machine_file import open_machine
 from recjax.planning.work import Work
 
 MEASURED = dataclasses.replace(

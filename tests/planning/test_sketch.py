@@ -9,7 +9,8 @@ from recjax.bench.prediction import predicted
 from recjax.config import presets
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.spec import TableSpec
-from recjax.planning.machine import Quantity, open_machine
+from recjax.planning.machine import Quantity
+from recjax.planning.machine_file import open_machine
 from recjax.planning.predict import HostWork, predict
 from recjax.planning.sketch import DenseSizes, sketch
 from recjax.planning.step_sizes import Buffer, Copies, Owned, Rows, StepSizes, Vectors, of_plan

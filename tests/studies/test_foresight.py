@@ -9,7 +9,7 @@ from support.commands import assert_refused, inside
 from support.machines import MACHINE
 
 from recjax.errors import ConfigError
-from recjax.planning.machine import write
+from recjax.planning.machine_file import write
 from recjax.studies.finished import RECORDS, Finished
 from recjax.studies.foresight import cases, findings, measure, published, study
 from recjax.studies.foresight.analysis import Found, errors, kendall_tau, outside, rankings, signs

@@ -20,7 +20,7 @@ from recjax.comms.calls import calls, imbalance
 from recjax.comms.statistics import figures
 from recjax.comms.trace import Trace
 from recjax.parallel.mesh import MeshConfig, make_mesh
-from recjax.planning.machine import open_machine
+from recjax.planning.machine_file import open_machine
 from recjax.studies.communication import compare, draw
 from recjax.studies.communication.shape import BASE, FULL, MEASURED, SMALL, Case, Size, cases, config, facts
 from recjax.studies.finished import Finished

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 import time
 from typing import Any
 
-import jax
-
 from recjax.bench.machine_load import Others
 from recjax.bench.prediction import predicted
+from recjax.bench.stepping import Stepping
 from recjax.config.run import RunConfig
-from recjax.data.synthetic.stream import ZipfStreamSource
 from recjax.planning.costs import Costs
 from recjax.planning.machine import Machine, Quantity
 from recjax.planning.planner import Planner, exact_sizes
@@ -77,26 +74,18 @@ def measured(config: RunConfig, seconds: float) -> dict[str, Any]:
       "step_ms" of the clock, the median over steps; "cpu_ms", CPU time of all threads over the steps; "steps"; and
       "others", the share of the CPU that other processes took meanwhile, None where the system does not tell.
     """
-    trainer = build_trainer(config, splits=("train",))
-    if isinstance(trainer.source, ZipfStreamSource):
-        trainer.source.draw("train")
-    state, steps = trainer.init_state(), []
-    with contextlib.closing(trainer.train_inputs()) as stream:
-        for inputs in itertools.islice(stream, _WARM):
-            state, _ = trainer.train_step(state, inputs)
-        jax.block_until_ready(state)
+    training, steps = Stepping(config), []
+    with contextlib.closing(training.trainer.train_inputs()) as stream:
+        training.warm(stream, _WARM)
         others, began, cpu = Others([]), time.perf_counter(), time.process_time()
-        last, waiting = began, None
-        for inputs in stream:
-            state, metrics = trainer.train_step(state, inputs)
-            if waiting is not None:
-                jax.block_until_ready(waiting)  # the step before: one is dispatched ahead, as in a training
-            waiting, now = metrics, time.perf_counter()
+        last = began
+        for _ in training.steps(stream):
+            now = time.perf_counter()
             steps.append(now - last)
             last = now
             if len(steps) >= 5 and now - began > seconds:
                 break
-        jax.block_until_ready(state)
+        training.wait()
         cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - began
     middle = sorted(steps[1:])[(len(steps) - 1) // 2]
     mean = wall_s / len(steps)

@@ -13,7 +13,8 @@ from typing import Any
 
 from recjax import settings
 from recjax.config import presets
-from recjax.planning.machine import Machine, Quantity, open_machine
+from recjax.planning.machine import Machine, Quantity
+from recjax.planning.machine_file import open_machine
 from recjax.planning.planner import answer
 from recjax.planning.resolve import resolve_plan
 from recjax.studies.report import Row

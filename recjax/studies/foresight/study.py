@@ -25,7 +25,8 @@ from recjax.errors import RecjaxError, TrainingError
 from recjax.parallel.mesh import MeshConfig, make_mesh
 from recjax.planning import calibrate as calibration
 from recjax.planning import report
-from recjax.planning.machine import Machine, open_machine, shipped, write
+from recjax.planning.machine import Machine
+from recjax.planning.machine_file import open_machine, shipped, write
 from recjax.studies.finished import Finished
 from recjax.studies.foresight import analysis, draw, measure, published
 from recjax.studies.foresight.analysis import Found
