@@ -6,7 +6,6 @@ shape and device, as are those that write.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,7 +88,8 @@ def copied(block: jax.Array, found: Overlap, slots_R: np.ndarray | None, lines: 
 
 
 def _copied_here(block: jax.Array, found: Overlap, slots_R: np.ndarray | None, lines: Lines | None) -> np.ndarray:
-    rows: Any = _view(block)
+    # A view that outlives this call would keep the next step from working in place.
+    rows: Any = np.asarray(block)
     rows = rows if lines is None else lines.unpacked(rows)
     at: Any = found.homes
     if slots_R is not None:
@@ -98,18 +98,6 @@ def _copied_here(block: jax.Array, found: Overlap, slots_R: np.ndarray | None, l
         at = slice(at.start, at.stop)
     columns = (slice(a, a + axis.stop - axis.start) for a, axis in zip(found.offset, found.columns, strict=True))
     return np.array(rows[(at, *columns)], order="C")
-
-
-def _view(block: jax.Array) -> np.ndarray:
-    """An array's memory on the host, for as long as the array is there.
-
-    JAX keeps the view that `np.asarray` makes, and a step that is given the array could then not work in its place.
-    """
-    if not block.size:
-        return np.empty(block.shape, block.dtype)
-    jax.block_until_ready(block)
-    memory: Any = (ctypes.c_char * block.nbytes).from_address(block.unsafe_buffer_pointer())
-    return np.frombuffer(memory, block.dtype).reshape(block.shape)
 
 
 class Blocks:

@@ -147,12 +147,14 @@ def calibrate(
     device = mesh.devices.flat[0]
     with jax.default_device(device):
         timed, collectives, overheads = _compiled(mesh, effort, tell)
+        limit = began + effort.limit_s
         for number in range(effort.passes):
-            if number and time.monotonic() - began > effort.limit_s:
+            if number and time.monotonic() > limit:
                 break
-            until = began + effort.limit_s if number else math.inf
-            _one_pass([*timed, *overheads.values()], collectives, effort, number, until)
+            _one_pass([*timed, *overheads.values()], collectives, effort, number, limit if number else math.inf)
+            paused = time.monotonic()
             between()
+            limit += time.monotonic() - paused
             tell(f"pass {number + 1} of {effort.passes} done after {time.monotonic() - began:.0f} s")
     rates = _rates(timed, cores)
     measured = Machine(

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import time
 import weakref
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -121,6 +123,18 @@ def test_a_machine_has_a_point_for_each_case_and_the_error_of_those_held_out(few
     # By turns: no pass does one class after the other.
     turns = [kernel for kernel in order if kernel in FEW]
     assert sum(a != b for a, b in zip(turns, turns[1:], strict=False)) > len(FEW) * calibrate.QUICK.passes
+
+
+@pytest.mark.full
+def test_what_is_measured_between_the_passes_takes_none_of_their_time(few, monkeypatch):
+    """An hour each time, by a clock of the test's own."""
+    hours, said = [], []
+    clock = SimpleNamespace(perf_counter=time.perf_counter, process_time=time.process_time)
+    clock.monotonic = lambda: time.monotonic() + 3600 * len(hours)
+    monkeypatch.setattr(calibrate, "time", clock)
+    effort = dataclasses.replace(calibrate.QUICK, case_s=0.0, limit_s=600)
+    calibrate.calibrate(make_mesh(MeshConfig(1, "cpu")), effort, said.append, "mine", lambda: hours.append(1))
+    assert len(hours) == effort.passes == sum("pass " in line for line in said)
 
 
 def test_every_class_is_measured_over_the_sizes_that_the_machine_file_has():

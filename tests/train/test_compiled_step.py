@@ -12,10 +12,12 @@ from support.small_steps import ADAGRAD, B, D, built, make, placed_once
 
 from recjax.bench.roofline import wire_bytes
 from recjax.comms.compiled import collectives, members
+from recjax.embedding.collection import export_tables
 from recjax.embedding.layout import ACROSS
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Plan, Segment
 from recjax.train.step import PLAIN, StepOptions
+from recjax.utils.lazy_arrays import load
 
 pytestmark = pytest.mark.full
 
@@ -215,9 +217,11 @@ def test_tables_stay_in_place_even_after_a_copy_to_the_host(plan: str) -> None:
     def addresses() -> list[int]:
         return [s.data.unsafe_buffer_pointer() for s in state.tables[group.name].addressable_shards]
 
-    before = addresses()
+    before, read = addresses(), []
     for k in range(3):
         to_host(state, placed.trainer.bound)  # what a checkpoint does before an asynchronous save
+        read.append(export_tables(placed.trainer.bound, state.tables, state.slots))  # and what it may still hold then
+        load(read[-1])
         state, _ = placed.trainer.train_step(state, placed.inputs[k])
         if plan == "row_wise":
             assert addresses() == before
