@@ -3,6 +3,7 @@
 import itertools
 import re
 import shutil
+import sys
 import sysconfig
 from pathlib import Path
 from unittest import mock
@@ -139,6 +140,7 @@ def test_many_chunks_are_let_go_of():
 def other_kernels(tmp_path, monkeypatch):
     """A folder recjax_kernels that is found first; what was found before comes back after the test."""
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "recjax_kernels", raising=False)  # `find_spec` takes it from there
     monkeypatch.delenv("RECJAX_KERNELS", raising=False)
     folder = tmp_path / "recjax_kernels"
     folder.mkdir()
