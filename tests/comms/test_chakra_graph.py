@@ -1,36 +1,29 @@
 """Chakra's JSON of ASTRA-sim's feeder, written by hand: what is read, converted and simulated of it."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf import proto
 from support.commands import assert_refused, inside
+from support.traces import chakra_graph
 
 from recjax.comms import formats
 from recjax.comms.formats import read_trace
+from recjax.comms.formats.chakra_protobuf import _CLASSES, new_node
 from recjax.comms.trace import COMPUTE, Event
 from recjax.tracing import verbs
 
 BOTH = (0, 1)
 
 
-def nodes(rank: int) -> list[dict[str, Any]]:
-    """Two ranks compute 3 us, sum 8,000 bytes, and then the first one sends the other 500; not in that order."""
-    ends = {"comm_size": 500, "comm_src": 0, "comm_dst": 1, "comm_tag": 4}
-    return [
-        {"Id": 7, "Name": "sum", "NodeType": 7, "is_cpu_op": False, "data_deps": [3], "comm_type": 0,
-         "comm_size": 8000, "comm_priority": 0, "tensor_size": 8000},
-        {"Id": 3, "Name": "layer", "NodeType": 4, "is_cpu_op": False, "runtime": 3, "data_deps": []},
-        {"Id": 9, "Name": "hand over", "NodeType": 6 if rank else 5, "is_cpu_op": False, "data_deps": [7], **ends},
-    ]  # fmt: skip
-
-
 def save(folder: Path, change: Any = lambda nodes: None) -> Path:
     for rank in BOTH:
-        graph = nodes(rank)
-        change(graph)
-        (folder / f"llm.{rank}.json").write_text(json.dumps({"workload_graph": graph}))
+        whole = chakra_graph(rank)
+        change(whole["workload_graph"])
+        (folder / f"llm.{rank}.json").write_text(json.dumps(whole))
     return folder
 
 
@@ -57,6 +50,32 @@ def test_it_is_converted_and_simulated(tmp_path):
                            "1us", "--json")  # fmt: skip
         assert simulated.status == 0, simulated.err
         assert simulated.result["time_ns"] == 3000 + 2 * (1000 + 4000) + 1000 + 500
+
+
+# Of tests/data of mlcommons/chakra, which holds one trace as chakra.0.et and as chakra.0.json: for all 3,664 nodes
+# `duration_micros` of the one is `runtime` of the other. These are three of them.
+PYTORCH = [
+    (216, "aten::flatten_dense_tensors(0)", 318, [], True),
+    (217, "aten::flatten_dense_tensors(1)", 28, [216], True),
+    (430, "CatArrayBatchedCopy_aligned16_contig", 4, [216], False),
+]
+
+
+def test_runtime_is_in_microseconds_as_in_the_same_trace_in_protobuf(tmp_path):
+    graph = [{"Id": id, "Name": name, "NodeType": 4, "data_deps": deps, "runtime": runtime, "is_cpu_op": on_cpu}
+             for id, name, runtime, deps, on_cpu in PYTORCH]  # fmt: skip
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json" / "chakra.0.json").write_text(json.dumps({"workload_graph": graph}))
+    content = io.BytesIO()
+    proto.serialize_length_prefixed(_CLASSES["metadata"](), content)
+    for id, name, runtime, deps, on_cpu in PYTORCH:
+        node = new_node({"is_cpu_op": on_cpu}, id=id, name=name, type=4, data_deps=deps, duration_micros=runtime)
+        proto.serialize_length_prefixed(node, content)
+    (tmp_path / "et").mkdir()
+    (tmp_path / "et" / "chakra.0.et").write_bytes(content.getvalue())
+    found = read_trace(tmp_path / "json").ranks[0]
+    assert found == read_trace(tmp_path / "et").ranks[0]
+    assert [event.duration_ns for event in found] == [318_000, 28_000, 4_000]
 
 
 @pytest.mark.parametrize(

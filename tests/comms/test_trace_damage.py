@@ -7,7 +7,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.traces import by_hand, pytorch, save
+from support.traces import by_hand, chakra_graph, pytorch, save
 
 from recjax.comms.formats import FORMATS, read_trace
 from recjax.errors import ConfigError, DataError
@@ -116,12 +116,15 @@ JSON = st.recursive(
 
 
 @pytest.mark.full
-@QUICK
+@pytest.mark.parametrize("format", ["recjax", "param", "chakra-json", "chakra-graph", "pytorch"])
+@settings(QUICK, max_examples=100)
 @given(st.data())
-def test_a_changed_value_is_an_error_or_a_trace(tmp_path_factory, data):
+def test_a_changed_value_is_an_error_or_a_trace(tmp_path_factory, format, data):
     """One value anywhere in a good file becomes another: never anything but a DataError."""
-    format = data.draw(st.sampled_from(["recjax", "param", "chakra-json", "pytorch"]))
-    whole = pytorch(0) if format == "pytorch" else json.loads(FORMATS[format].write(by_hand()).popitem()[1])
+    if format in FORMATS:
+        whole = json.loads(FORMATS[format].write(by_hand()).popitem()[1])
+    else:  # are read alone
+        whole = pytorch(0) if format == "pytorch" else chakra_graph(0)
     at, key = [whole], 0
     while True:
         inner = at[key]

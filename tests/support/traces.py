@@ -73,3 +73,18 @@ def pytorch(rank: int) -> dict[str, Any]:
              [[[3, 3, 0, 100, 4, "cuda:0"]]], ["GenericList[Tensor(float)]"]),
     ]  # fmt: skip
     return {"schema": "1.0.1", "pid": 1, "time": "", "start_ts": 1, "nodes": nodes, "finish_ts": 2}
+
+
+def chakra_graph(rank: int) -> dict[str, Any]:
+    """What ASTRA-sim's feeder takes of one of two ranks, out of order.
+
+    Both compute 3 us and sum 8,000 bytes; then the first one sends the other 500.
+    """
+    ends = {"comm_size": 500, "comm_src": 0, "comm_dst": 1, "comm_tag": 4}
+    nodes = [
+        {"Id": 7, "Name": "sum", "NodeType": 7, "is_cpu_op": False, "data_deps": [3], "comm_type": 0,
+         "comm_size": 8000, "comm_priority": 0, "tensor_size": 8000},
+        {"Id": 3, "Name": "layer", "NodeType": 4, "is_cpu_op": False, "runtime": 3, "data_deps": []},
+        {"Id": 9, "Name": "hand over", "NodeType": 6 if rank else 5, "is_cpu_op": False, "data_deps": [7], **ends},
+    ]  # fmt: skip
+    return {"workload_graph": nodes}

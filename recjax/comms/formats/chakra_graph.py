@@ -1,9 +1,11 @@
 """Chakra execution traces in JSON, which ASTRA-sim's feeder reads beside protobuf: `trace.{rank}.json`, read alone.
 
 A file is an object whose "workload_graph" is a list of nodes: "Id", "Name", "NodeType" (a number of protobuf's
-NodeType), "is_cpu_op", "runtime" (microseconds) and "data_deps"; of communication also "comm_type", "comm_size"
-(bytes), "comm_src" and "comm_dst". They have neither process groups, so that collectives are of all ranks, nor times at
-which they begin. Anything else in a node, such as "tensor_size" and "comm_priority", decides nothing here.
+NodeType), "is_cpu_op", "runtime" and "data_deps"; of communication also "comm_type", "comm_size" (bytes), "comm_src"
+and "comm_dst". A runtime is in whole microseconds: Chakra's feeder hands it out where protobuf has `duration_micros`,
+and ASTRA-sim takes a thousand times that as nanoseconds. They have neither process groups, so that collectives are of
+all ranks, nor times at which they begin. Anything else in a node, such as "tensor_size" and "comm_priority", decides
+nothing here.
 """
 
 from __future__ import annotations
