@@ -23,7 +23,7 @@ from recjax.utils import log, strict_json
 from recjax.utils.files import disk_error, jsonable, write_whole
 from recjax.utils.text import aligned
 
-_FEWEST = 3  # steps over which throughput is measured at least; of fewer it is not known
+_FEWEST = 2  # whole steps over which throughput is measured at least; of fewer it is not known
 _WINDOW_S = 10.0  # throughput and time left are measured over this much recent training
 _POINT_EVERY_S = 0.1  # at most one point of that window in this time
 _TERMINAL_EVERY_S = 0.1  # a terminal's line is drawn again at most this often
@@ -196,7 +196,7 @@ class Progress:
     Throughput counts whole steps: from when a result is there, with the next step under way, to when the next result
     is. What is left out: pauses, steps for which a program is compiled, and a step whose result is awaited with no
     other under way, for where dispatching a step takes until its end, as on a CPU, it has gone before. A rate is of
-    `_FEWEST` steps at least.
+    `_FEWEST` steps at least; the line has neither rate nor time left before.
     """
 
     def __init__(
@@ -306,14 +306,10 @@ class Progress:
         self._line = ""
 
     def _draw(self, step: int, loss: float) -> None:
-        rate, left = self.samples_per_s, "-"
-        if not math.isnan(rate):
+        text = f"step {step:,}/{self._total:,}  loss {loss:.4f}"
+        if not math.isnan(rate := self.samples_per_s):
             seconds, steps = (now - then for now, then in zip(self._sum[:2], self._window[0][:2], strict=True))
-            left = _clock_time((self._total - step) * seconds / steps)
-        text = (
-            f"step {step:,}/{self._total:,}  loss {loss:.4f}  {'-' if math.isnan(rate) else f'{rate:,.0f}'} samples/s  "
-            f"{left} left"
-        )
+            text += f"  {rate:,.0f} samples/s  {_clock_time((self._total - step) * seconds / steps)} left"
         if self._notebook and self._stream is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._bar = self._bar or NotebookBar(self._total, step, self._stream)
