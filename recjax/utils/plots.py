@@ -20,6 +20,7 @@ BLUE, ORANGE, GREEN, GREY = "#4878a8", "#d1662c", "#2f7d4f", "#777777"
 # Any two can be told apart by people who do not see red or green, too.
 PALETTE = (BLUE, ORANGE, GREEN, "#332288", "#88ccee", "#6a1b4d", "#e6c229", "#9a9a9a", "#552211", "#f0b8a0")
 HATCHES = ("", "////", "....", "xxxx", "||||", "----")  # beside colours, of which some are printed in the same grey
+MARKERS = "os^DvP*X"  # likewise
 
 
 @contextlib.contextmanager

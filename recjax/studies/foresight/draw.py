@@ -10,6 +10,12 @@ from recjax.studies.report import Picture
 from recjax.utils import plots
 
 ERRORS, PLANS = "errors.png", "plans.png"
+# Words, colour and hatch of measured plans: of the planner, of the plain rule, and others.
+_LOOKS = (
+    ("measured, the planner's", plots.GREEN, plots.HATCHES[1]),
+    ("measured, the plain rule's", plots.GREY, plots.HATCHES[2]),
+    ("measured, others", plots.BLUE, plots.HATCHES[0]),
+)
 
 
 def pictures(result: dict[str, Any], found: Sequence[Found]) -> list[Picture]:
@@ -34,11 +40,12 @@ def _errors(result: dict[str, Any], found: Sequence[Found]) -> bytes:
         scatter.fill_between([low, high], [low / 1.2, high / 1.2], [low * 1.2, high * 1.2], color="#eeeeee",
                              label="within 20%")  # fmt: skip
         scatter.plot([low, high], [low, high], color=plots.GREY, linewidth=1, label="as measured")
-        for devices, colour in zip(sorted({one.devices for one in found}), plots.PALETTE, strict=False):
+        looks = zip(sorted({one.devices for one in found}), plots.PALETTE, plots.MARKERS, strict=False)
+        for devices, colour, marker in looks:
             own = [one for one in found if one.devices == devices]
             name = f"{devices} device{'s' if devices > 1 else ''}"
-            scatter.scatter([one.measured() for one in own], [one.predicted["step_ms"] for one in own], s=18,
-                            color=colour, label=name, zorder=3)  # fmt: skip
+            scatter.scatter([one.measured() for one in own], [one.predicted["step_ms"] for one in own], s=22,
+                            color=colour, marker=marker, label=name, zorder=3)  # fmt: skip
         plots.logarithmic(scatter, ["x", "y"])
         scatter.set(xlim=(low, high), xlabel="measured ms a step", ylabel="predicted ms a step")
         scatter.set_title("each point is a random model", fontsize=10)
@@ -52,12 +59,14 @@ def _errors(result: dict[str, Any], found: Sequence[Found]) -> bytes:
             keys = [key for key in names if key in variants]
             heights = [100 * (variants[key]["ratio_mean"] - 1) for key in keys]
             at = [list(names).index(key) + place * width for key in keys]
-            drawn_bars = bars.barh(at, heights, height=width, color=plots.PALETTE[place],
+            drawn_bars = bars.barh(at, heights, height=width, facecolor=plots.PALETTE[place], edgecolor="white",
+                                   hatch=plots.HATCHES[place],
                                    label=f"{devices} device{'s' if devices != '1' else ''}")  # fmt: skip
             bars.bar_label(drawn_bars, [f" {height:.0f}%" for height in heights], fontsize=8)
         bars.set_yticks([n + width * (len(of) - 1) / 2 for n in range(len(names))], list(names.values()), fontsize=8)
         bars.invert_yaxis()
         plots.plain(bars, "x")
+        bars.margins(x=0.1)  # for the numbers
         bars.set_xlabel("off by this much in the geometric mean, %")
         bars.set_title("what is left out costs", fontsize=10)
         plots.legend_below(bars, 4)
@@ -73,14 +82,15 @@ def _plans(rankings: Sequence[dict[str, Any]]) -> bytes:
         for panel, row in zip(panels, rankings, strict=True):
             names = [plan["plan"] for plan in row["plans"]]
             plots.plain(panel, "x")
-            colours = {"planner": plots.GREEN, "auto": plots.GREY}
-            panel.barh(names, [plan["measured_ms"] for plan in row["plans"]],
-                       color=[colours.get(name, plots.BLUE) for name in names])  # fmt: skip
-            legend = {"measured": plots.BLUE, "of the planner": plots.GREEN, "of the plain rule": plots.GREY}
-            for words, colour in legend.items():
-                panel.barh([names[0]], [0], color=colour, label=words)
-            panel.plot([plan["predicted_ms"] for plan in row["plans"]], names, "o", color=plots.ORANGE,
-                       label="predicted", markersize=5)  # fmt: skip
+            ours, rule, other = _LOOKS
+            looks = [{"planner": ours, "auto": rule}.get(name, other) for name in names]
+            _, colours, hatches = zip(*looks, strict=True)
+            panel.barh(names, [plan["measured_ms"] for plan in row["plans"]], facecolor=colours, edgecolor="white",
+                       hatch=hatches)  # fmt: skip
+            for words, colour, hatch in _LOOKS:
+                panel.barh([names[0]], [0], facecolor=colour, edgecolor="white", hatch=hatch, label=words)
+            panel.plot([plan["predicted_ms"] for plan in row["plans"]], names, "D", color=plots.ORANGE,
+                       markeredgecolor="white", label="predicted", markersize=7)  # fmt: skip
             panel.invert_yaxis()
             panel.tick_params(axis="y", labelsize=7)
             panel.set_title(

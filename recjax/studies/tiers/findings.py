@@ -95,15 +95,15 @@ def _picture(hits: list[dict[str, Any]]) -> Picture:
         figure = plots.figure(7.0, 4.0)
         axes = figure.subplots()
         plots.plain(axes, grid="both")
-        for name, color, style, marker in zip(RULES, _COLORS, ("-", "--", "-.", ":"), "os^D", strict=True):
+        for name, color, style, marker in zip(RULES, _COLORS, ("-", "--", "-.", ":"), plots.MARKERS, strict=False):
             some = [one for one in hits if one["rules"][name]["counted"] is not None]
             axes.plot([100 * one["share"] for one in hits], [100 * one["rules"][name]["model"] for one in hits],
                       style, color=color, linewidth=1)  # fmt: skip
             axes.plot([100 * one["share"] for one in some], [100 * one["rules"][name]["counted"] for one in some],
                       marker, color=color, markersize=5, label=name)  # fmt: skip
         axes.plot([], [], color="black", linewidth=1, label="lines: closed form; points: counted")
-        axes.set(xlabel="rows that the cache holds, %", ylabel="hits, %")
-        plots.legend_of_all(figure, axes)
+        axes.set(xlabel="rows that the cache holds, %", ylabel="hits, % of the rows that a step names")
+        plots.legend_of_all(figure, axes, 3)
         png = plots.png(figure)
     return Picture("hits.png", "Hits by each rule: points are counted, lines the closed form.", png)
 
@@ -125,11 +125,21 @@ def _times(times: list[dict[str, Any]]) -> Section:
         figure = plots.figure(7.0, 4.0)
         axes = figure.subplots()
         plots.plain(axes, grid="both")
-        some = [one for one in times if not one["disk"]]
-        axes.plot([100 * one["share"] for one in some], [one["ratio"] for one in some], "o-", color=plots.BLUE)
-        axes.set(xlabel="rows on the devices, %", ylabel="step, times that with all of them", ylim=(0, None))
+        axes.axhline(1, color=plots.GREY, linewidth=1, linestyle="--", label="all rows on the devices")
+        kinds = {
+            "the other rows in memory": ("-", plots.BLUE),
+            "half of all in memory, others in a file": ("none", plots.ORANGE),
+        }
+        for (label, (style, color)), marker, disk in zip(kinds.items(), plots.MARKERS, (False, True), strict=False):
+            if some := [one for one in times if bool(one["disk"]) == disk and one["share"] < 1]:
+                axes.plot([100 * one["share"] for one in some], [one["ratio"] for one in some],
+                          color=color, linestyle=style, marker=marker, label=label)  # fmt: skip
+        highest = max(one["ratio"] for one in times)
+        axes.set(xlabel="rows on the devices, %", ylabel="time of a step / with all rows on the devices",
+                 xlim=(0, 103), ylim=(0, 1.15 * highest))  # fmt: skip
+        plots.legend_of_all(figure, axes)
         png = plots.png(figure)
-    picture = Picture("times.png", "The step over the share of the rows that fit on the devices.", png)
+    picture = Picture("times.png", "Time of a step over the share of the rows that are on the devices.", png)
     return Section("Steps over the budget", notes, [Table("", lines)], [picture])
 
 
