@@ -90,7 +90,7 @@ def versions() -> dict[str, str]:
 
 
 def results(summary: Mapping[str, Any]) -> str:
-    """The table that ends a run."""
+    """The table that ends a run, how fast it trained, and for how long it compiled."""
     title = f"recjax, {summary['eval_split']}, step {summary['eval_step']}"
     measured: Mapping[str, Any] = summary["eval"]
     if tasks := [name.removesuffix(".loss") for name in measured if name.endswith(".loss")]:
@@ -107,4 +107,7 @@ def results(summary: Mapping[str, Any]) -> str:
         programs += (
             f", {summary['compiled_ahead']} of them ahead ({summary['compile_ahead_s']:.0f} s beside the training)"
         )
-    return f"{results_table(rows)}\n\ncompiling: {summary['compile_s']:.0f} s, {programs}"
+    lines = [f"compiling: {summary['compile_s']:.0f} s, {programs}"]
+    if rate := summary["samples_per_s"]:
+        lines.insert(0, f"training: {rate:,.0f} samples/s, without compiling, evaluating and saving")
+    return "\n".join((results_table(rows), "", *lines))
