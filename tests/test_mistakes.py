@@ -108,7 +108,12 @@ def test_a_broken_preset(tmp_path, text, patterns):
         (["sweep", "x", "--epochs", "3"], r"argument: --epochs\. See `recjax sweep --help`"),
         (["eval", "runs/x", "--step", "ten"], "--step: 'ten' is neither a step nor `newest`"),
         (["eval", "runs/x", "--split", "tset"], r"--split: invalid choice: 'tset' .*validation.*Did you mean test\?"),
-        (["data"], "required: ACTION"),
+        (["data"], r"required: ACTION\. For example: recjax data info movietweetings\."),
+        (["study"], r"required: NAME\. For example: recjax study tiers --out studies/tiers\."),
+        (["serve", "runs/x", "--port", "http"], r"argument --port: 'http' is no whole number\."),
+        (["plan", "movietweetings", "--memory-gib", "lots"], r"argument --memory-gib: 'lots' is no number\."),
+        (["tune", "search", "--trials", "-3"], r"error: --trials is -3; expected an integer from 1 on\."),
+        (["train", "table", "data=clicks.csv"], r"not a file of them\. To train on this .*data\.from=clicks\.csv"),
         (["data", "prepare", "movietweetings"], "required: .*--out"),
     ],
 )  # fmt: skip
@@ -258,7 +263,7 @@ def finished(preset, tmp_path_factory):
     ("arguments", "status", "patterns"),
     [
         (["nowhere"], 2, ["nowhere is not a run folder: it does not exist", "recjax train"]),
-        (["{run}n"], 2, [r"is not a run folder: it does not exist\. Did you mean run\?"]),
+        (["{run}n"], 2, [r"is not a run folder: it does not exist\. Did you mean {run}\? "]),
         (["{run}/config.json"], 2, [r"config\.json is a file, not a run folder\. Name the --out folder"]),
         (["{parent}"], 2, [r"it has no config\.json\. It holds {run}: name one of these\."]),
         (["{run}", "--step", "7"], 1, ["no checkpoint of step 7; the steps that it has: 2"]),

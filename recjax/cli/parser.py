@@ -12,7 +12,7 @@ from recjax.simulate import command as simulation
 from recjax.studies import command as studies
 from recjax.tracing import verbs as tracing
 from recjax.tracing.workload import read_workload
-from recjax.utils.paths import expanded
+from recjax.utils.paths import expanded, out_folder
 
 STATUS = (
     "exit status: 0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 130 Ctrl-C, 143 SIGTERM "
@@ -261,7 +261,9 @@ def make_parser() -> argparse.ArgumentParser:
     sweep = verb(names, "sweep", verbs.sweep, "train every run of a sweep file, skipping those that are done",
                  "sweep size --dry-run")  # fmt: skip
     sweep.add_argument("file", metavar="FILE", help="path of a TOML file, or the name of one in configs/sweeps/")
-    sweep.add_argument("--out", type=expanded, help="folder of all its runs (default: runs/sweep-NAME, after the file)")
+    sweep.add_argument(
+        "--out", type=out_folder, help="folder of all its runs (default: runs/sweep-NAME, after the file)"
+    )
     sweep.set_defaults(
         interrupted="stopped by Ctrl-C. Give the same command to go on: it skips the runs that are done."
     )
@@ -274,14 +276,15 @@ def make_parser() -> argparse.ArgumentParser:
                 "tune search --trials 30")  # fmt: skip
     tune.add_argument("file", metavar="FILE",
                       help="path of a TOML file with a [search], or the name of one in configs/sweeps/")  # fmt: skip
-    tune.add_argument("--out", type=expanded, help="folder of the study (default: runs/tune-NAME, after the file); "
+    tune.add_argument("--out", type=out_folder, help="folder of the study (default: runs/tune-NAME, after the file); "
                       "several processes may share it")  # fmt: skip
     tune.add_argument("--trials", type=int, metavar="N", help="in all, instead of what the file says")
     tune.add_argument("--results", action="store_true", help="only gather what is done: table, results.jsonl")
     tune.set_defaults(interrupted="stopped by Ctrl-C. Give the same command to go on.")
 
     studies.add(names, verb, verbs.write_result)
-    data = names.add_parser("data", help="prepare raw files, or describe data")
+    data = names.add_parser("data", help="prepare raw files, or describe data",
+                            epilog="example: recjax data info movietweetings")  # fmt: skip
     actions = data.add_subparsers(title="actions", metavar="ACTION", required=True)
     prepare = verb(actions, "prepare", verbs.prepare, "turn raw files into prepared blocks",
                    "data prepare movietweetings --from raw/ --out prepared/ min_user_count=5")  # fmt: skip
@@ -309,7 +312,9 @@ def make_parser() -> argparse.ArgumentParser:
     info.add_argument("--in-order", action="store_true", help="take the samples in the order of the data instead")
     overrides(info)
 
-    weights = names.add_parser("weights", help="take weights from, or give them to, other libraries")
+    weights = names.add_parser("weights", help="take weights from, or give them to, other libraries",
+                               epilog="example: recjax weights export runs/first --format facebook --out "
+                               "dlrm.npz")  # fmt: skip
     ways = weights.add_subparsers(title="actions", metavar="ACTION", required=True)
     take = verb(ways, "import", verbs.import_weights, "make a run of weights of facebookresearch/dlrm or TorchRec",
                 "weights import dlrm.npz synthetic model.bottom=64-16 --out runs/imported")  # fmt: skip

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 from recjax.cli.verbs import write_result
-from recjax.errors import ConfigError
+from recjax.errors import ConfigError, DeviceError
 from recjax.utils import log
 from recjax.utils.paths import expanded, located
 
@@ -143,7 +144,10 @@ def calibrate(options: argparse.Namespace) -> None:
         raise ConfigError(f"--out {options.out} cannot be written: name a file in a folder that exists.")
     platform: Any = options.platform
     calibration.wait_for_each()
-    mesh = make_mesh(MeshConfig(devices=options.devices, platform=platform))
+    try:
+        mesh = make_mesh(MeshConfig(devices=options.devices, platform=platform))
+    except DeviceError as error:  # which speaks of settings, and here there are options
+        raise DeviceError(re.sub(r"mesh\.(platform|devices)=", r"--\1 ", str(error))) from error
     others = Others([])
     effort = calibration.QUICK if options.quick else calibration.FULL
     if POSSIBLE and mesh.devices.flat[0].platform == "cpu":

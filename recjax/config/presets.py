@@ -12,6 +12,7 @@ from recjax import settings as machinery
 from recjax.config import own_code, preset_files
 from recjax.config.run import FREE_ON_RESUME, RunConfig
 from recjax.config.small_data import REPLACED
+from recjax.data.own import hint
 from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRMConfig
 from recjax.settings.values import written
@@ -66,8 +67,11 @@ def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     this is written into the new config, so that a run is resumed and hashed as it trains.
 
     Raises:
-      ConfigError: as `recjax.settings.overrides.override`.
+      ConfigError: as `recjax.settings.overrides.override`, or a file stands where the kind of data should.
     """
+    for text in overrides:
+        if text.startswith("data=") and (advice := hint(text.removeprefix("data="))):
+            raise ConfigError(f"{text}: `data` is the kind of data, not a file of them. {advice.rstrip()}")
     changed = machinery.override(config, overrides)
     keys = _keys(overrides)
     if isinstance(changed.model, DLRMConfig) and "model.bottom" not in keys:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from recjax.errors import ConfigError
 from recjax.utils import log
-from recjax.utils.paths import expanded
+from recjax.utils.paths import expanded, out_folder
 
 if TYPE_CHECKING:
     from recjax.studies.report import Report
@@ -27,7 +27,8 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
       verb: makes a parser: (of, name, run, what it does, example).
       show: prints a result: (options, object for --json, text).
     """
-    study = verbs.add_parser("study", help="reproduce a published study: trainings, measures, figures")
+    study = verbs.add_parser("study", help="reproduce a published study: trainings, measures, figures",
+                             epilog="example: recjax study tiers --out studies/tiers")  # fmt: skip
     actions = study.add_subparsers(title="studies", metavar="NAME", required=True)
     one = verb(actions, "replicas", lambda o: _replicas(o, show),
                "replica groups with tables of their own, after the distributed DLRM of UW-Madison",
@@ -36,7 +37,7 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
                      "--data); train.batch_size is that of two groups, mesh.devices those of four")  # fmt: skip
     one.add_argument("overrides", nargs="*", default=[], metavar="a.b=value",
                      help="settings to change; see `recjax show`")  # fmt: skip
-    one.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder of the report, its pictures "
+    one.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder of the report, its pictures "
                      "and replicas.json: the same command goes on with what is left")  # fmt: skip
     one.add_argument("--data", type=expanded, metavar="DIR", help="folder of Yelp's files, which are then prepared and "
                      "studied twice: with a row for each business, as the source has it, and for each review, of what "
@@ -53,8 +54,8 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
     seen = verb(actions, "foresight", lambda o: _foresight(o, show),
                 "measure how far predictions are off, and whether plans are ranked right",
                 "study foresight --out studies/foresight")  # fmt: skip
-    seen.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder of the campaign: the same "
-                      "command goes on with what is left of it")  # fmt: skip
+    seen.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder of the campaign, its "
+                      "report and pictures: the same command goes on with what is left of it")  # fmt: skip
     seen.add_argument("--full", action="store_true", help="60 random models on one device, 30 on more, 20 plans of 5 "
                       "workloads on 2 and 8 devices, ten times seven changes: hours, which should be quiet "
                       "ones")  # fmt: skip
@@ -67,8 +68,8 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
     chu = verb(actions, "communication", lambda o: _communication(o, show),
                "communication by size, placement, buckets and precision, after Chu et al. (Meta)",
                "study communication --out studies/communication")  # fmt: skip
-    chu.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder of the report: the same "
-                     "command goes on with what is left of the study")  # fmt: skip
+    chu.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder of the report and its "
+                     "pictures: the same command goes on with what is left of the study")  # fmt: skip
     chu.add_argument("--full", action="store_true", help="compile model A whole, 793 billion parameters, in 3 GB of "
                      "memory: a minute or less for each of 9 cases (default: every 8th table)")  # fmt: skip
     chu.add_argument("--ranks", type=int, default=128, metavar="N", help="to compile for (default: 128, as there)")
@@ -81,7 +82,9 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
     hot.add_argument(
         "overrides", nargs="*", default=[], metavar="a.b=value", help="settings to change; see `recjax show`"
     )
-    hot.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder of the report")
+    hot.add_argument(
+        "--out", type=out_folder, required=True, metavar="DIR", help="folder of the report and its pictures"
+    )
     hot.add_argument("--rows", default="", metavar="K,...", help="numbers of hot rows (default: 1000,4000,"
                      "16000; with --choice 64, 256, 1024, ... 131072)")  # fmt: skip
     hot.add_argument("--devices", default="2,8", metavar="N,...", help="numbers of devices (default: 2,8)")
@@ -96,8 +99,8 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
     hot.set_defaults(tunables=True)
     disk = verb(actions, "sdm", lambda o: _sdm(o, show), "inference from disk: caches of rows and of pooled bags",
                 "study sdm --out studies/sdm")  # fmt: skip
-    disk.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder for the report; its exports, "
-                      "of some 200 MB, are kept there")  # fmt: skip
+    disk.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder for the report; its "
+                      "exports, of some 200 MB, are kept there")  # fmt: skip
     disk.add_argument("--rows", type=int, default=200_000, metavar="N", help="of each table on disk (default: 200000)")
     disk.add_argument("--tables", type=int, default=8, metavar="N", help="on disk (default: 8)")
     disk.add_argument("--shares", default="0.02,0.05,0.1,0.2", metavar="X,...", help="sizes of the cache, as shares of "
@@ -106,8 +109,8 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
     disk.set_defaults(tunables=True)
     tiers = verb(actions, "tiers", lambda o: _tiers(o, show), "tables larger than memory: hits, steps, nodes, after "
                  "MTrainS", "study tiers --out studies/tiers")  # fmt: skip
-    tiers.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder of the report: the same "
-                       "command goes on with what is left of the study")  # fmt: skip
+    tiers.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder of the report and its "
+                       "pictures: the same command goes on with what is left of the study")  # fmt: skip
     tiers.add_argument("--full", action="store_true", help="larger tables, more sizes and rounds: an hour or so")
     tiers.add_argument("--disk", default="", metavar="DIR", help="also measure steps with half of the rows in a file "
                        "there")  # fmt: skip
@@ -132,8 +135,8 @@ def add_hoti2020(actions: Any, verb: Callable[..., argparse.ArgumentParser], sho
     made.add_argument("--full", action="store_true", help="as many chunks as in the study: hours without kernels")
     made.add_argument("--experiments", metavar="NAME,...", help="some of them: systems, flops, in_flight, "
                       "chunk_counts, copies, lone_all_reduce, transport (default: all)")  # fmt: skip
-    made.add_argument("--out", type=expanded, required=True, metavar="DIR", help="folder of the report: the same "
-                      "command goes on with what is left of the study")  # fmt: skip
+    made.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder of the report and its "
+                      "pictures: the same command goes on with what is left of the study")  # fmt: skip
 
 
 def _finish(options: argparse.Namespace, show: Print, made: Report, result: Mapping[str, Any]) -> None:

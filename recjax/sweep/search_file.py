@@ -148,6 +148,8 @@ def read_search(file: Path, out: Path | None = None, trials: int | None = None) 
     Raises:
       ConfigError: the file cannot be read, or holds a key or value that is wrong; the message names file and key.
     """
+    if trials is not None and not 1 <= trials < 2**31:
+        raise ConfigError(f"--trials is {trials}; expected an integer from 1 on.")
     plain = read_toml(file)
     try:
         if swept := [key for key in ("grid", "zip") if key in plain]:

@@ -32,6 +32,18 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     return Path(home)
 
 
+def out_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder that a user names to be written, existing or new: as `expanded` gives it.
+
+    Raises:
+      ConfigError: as for `expanded`, or it is a file, or would be below one.
+    """
+    found = expanded(path)
+    if file := next((part for part in (found, *found.parents) if part.is_file()), None):
+        raise ConfigError(f"--out {found}: {file} is a file. Name a folder, existing or new.")
+    return found
+
+
 def located(path: str | os.PathLike[str]) -> Path:
     """The absolute path of a user's, without links and `..`, as the system resolves them now.
 

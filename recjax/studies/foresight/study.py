@@ -32,6 +32,7 @@ from recjax.studies.foresight import analysis, draw, measure, published
 from recjax.studies.foresight.analysis import Found
 from recjax.studies.foresight.cases import Case, cases
 from recjax.studies.report import Picture
+from recjax.utils.paths import expanded
 
 MACHINE = "machine.json"  # in the folder: measured at the beginning, or a copy of the one that was given
 QUIET = 0.05  # of the CPU, for other processes: above it a measurement says so
@@ -87,6 +88,8 @@ def study(
     Raises:
       ConfigError, DataError: the folder or the machine is another one's.
     """
+    if machine and not (out / MACHINE).is_file():
+        open_machine(machine)  # or refused, before the folder is this machine's
     most = max(*size.configs, *size.plan_devices)
     on_cpu = jax.config.values["jax_platforms"] in (None, "", "cpu")
     mesh = make_mesh(MeshConfig(most if on_cpu else 0, "cpu" if on_cpu else "auto"))  # the largest first: see there
@@ -199,7 +202,7 @@ def _machine(out: Path, given: str, quick: bool, tell: Callable[[str], None]) ->
     if not path.is_file():
         if given:
             known = shipped()
-            shutil.copyfile(known.get(given, Path(given)), path)
+            shutil.copyfile(known.get(given) or expanded(given), path)
         else:
             tell("measuring this machine")
             began = time.monotonic()

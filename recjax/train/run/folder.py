@@ -23,7 +23,7 @@ from recjax.train.code_of_run import Kept
 from recjax.utils import strict_json
 from recjax.utils.files import write_json, write_whole
 from recjax.utils.locks import try_lock
-from recjax.utils.text import did_you_mean
+from recjax.utils.text import nearest
 
 _OF_EVERY_RUN = {"data", "model", "embedding", "train"}  # keys of a config.json
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
@@ -239,10 +239,11 @@ def _no_run(path: Path) -> ConfigError:
     if os.path.isfile(path):
         return ConfigError(f"{path} is a file, not a run folder. {remedy}")
     if not os.path.lexists(path):
-        near = ""
+        near = None
         with contextlib.suppress(OSError):
-            near = did_you_mean(path.name, [config.parent.name for config in path.parent.glob("*/config.json")])
-        return ConfigError(f"{path} is not a run folder: it does not exist.{near} {remedy}")
+            near = nearest(path.name, [config.parent.name for config in path.parent.glob("*/config.json")])
+        meant = "" if near is None else f" Did you mean {path.parent / near}?"
+        return ConfigError(f"{path} is not a run folder: it does not exist.{meant} {remedy}")
     runs = sorted(str(config.parent) for config in path.glob("*/config.json")) if os.path.isdir(path) else []
     if runs:
         more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
