@@ -175,8 +175,10 @@ def _first_paragraph(cls: type) -> str:
 
 
 def _text(text: str) -> str:
-    """A help text or comment in a cell of a table."""
-    return " ".join(text.split()).replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
+    """A help text or comment in a cell of a table; options in it as code, else a page would show a dash for two."""
+    pieces = " ".join(text.split()).replace("%%", "%").replace("|", "\\|").replace("<", "&lt;").split("`")
+    pieces[::2] = [re.sub(r"(?<![\w-])--[a-z][\w-]*", r"`\g<0>`", piece) for piece in pieces[::2]]
+    return "`".join(pieces)
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
