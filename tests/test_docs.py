@@ -1,5 +1,6 @@
 """README.md and the pages of docs/: short enough, every link leads somewhere, and their longer examples work."""
 
+import importlib.util
 import re
 
 import pytest
@@ -88,3 +89,14 @@ def test_the_loop_of_ones_own_learns(capsys):
     *losses, auc = capsys.readouterr().out.split("\n")[:-1]
     assert [line.split()[0] for line in losses] == ["20", "40", "60"]
     assert float(losses[-1].split()[1]) < float(losses[0].split()[1]) and 0.6 < float(auc) < 1
+
+
+def test_options_in_the_texts_of_the_command_line_reference_are_code():
+    """Else the site shows a dash in place of their two."""
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec and spec.loader
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    page = generate.cli()
+    assert "resume the run in `--out`" in page
+    assert re.findall(r"(?<![\w-])--[a-z][\w-]*", re.sub(r"```.*?```|`[^`]*`", "", page, flags=re.DOTALL)) == []

@@ -36,7 +36,7 @@ _WHEELS = {
 def missing(target: str) -> str:
     """Returns why nothing can be compiled for a target, "" if it can."""
     lacking = [name for name in _WHEELS[target] if not _found(name)]
-    return f"{', '.join(lacking)} not installed: pip install -e '.[aot]'" if lacking else ""
+    return f"{', '.join(lacking)} not installed: pip install -c constraints.txt -e '.[aot]'" if lacking else ""
 
 
 def _found(module: str) -> bool:

@@ -230,7 +230,8 @@ def _check(out: Path, quantize: str, platforms: Sequence[str], format: str, disk
     elif importlib.util.find_spec("flatbuffers") is None:
         raise ConfigError(
             "recjax export writes its program by jax.export, which needs the package flatbuffers, and that is not "
-            "installed. Install the extra `export` (pip install -e '.[export]'), or flatbuffers itself."
+            "installed. Install the extra `export` (pip install -c constraints.txt -e '.[export]'), or flatbuffers "
+            "itself."
         )
     if quantize not in get_args(Quantize):
         raise ConfigError(f"quantize is {quantize!r}; choose one of {', '.join(get_args(Quantize))}.")

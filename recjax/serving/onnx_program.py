@@ -32,7 +32,7 @@ def require() -> None:
     except ImportError:
         raise ConfigError(
             "recjax export --format onnx writes by the package onnx, and that is not installed. Install the extra "
-            "`onnx` (pip install -e '.[onnx]')."
+            "`onnx` (pip install -c constraints.txt -e '.[onnx]')."
         ) from None
 
 

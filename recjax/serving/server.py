@@ -42,7 +42,7 @@ def require() -> None:
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise ConfigError(
             f"recjax serve needs the package {missing[0].replace('_', '-')}, and that is not installed. Install the "
-            "extra `serve` (pip install -e '.[serve]')."
+            "extra `serve` (pip install -c constraints.txt -e '.[serve]')."
         )
 
 

@@ -187,7 +187,7 @@ def test_without_beam_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "apache_beam.options.pipeline_options", None)
     raw = days(tmp_path / "raw")
     done = inside("data", "prepare", "criteo_1tb", "--from", raw, "--out", tmp_path / "x", "days=0,1,2", "--beam=")
-    assert_refused(done, 2, r"pip install 'recjax\[beam\]'")
+    assert_refused(done, 2, r"pip install -e '\.\[beam\]'")
 
 
 @pytest.mark.skipif(not HAS_BEAM, reason="Apache Beam is not installed")

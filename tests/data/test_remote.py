@@ -109,7 +109,7 @@ def test_a_place_that_cannot_be_reached(prepared, gs, tmp_path, error):
         with pytest.raises(DataError, match=f"{URL}.* cannot be reached") as caught:
             call()
         assert "abc" not in str(caught.value)
-        assert ("recjax[remote]" in str(caught.value)) == isinstance(error, ImportError)
+        assert ("'.[remote]'" in str(caught.value)) == isinstance(error, ImportError)
 
 
 def test_nothing_there(gs):

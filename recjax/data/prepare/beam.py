@@ -164,7 +164,7 @@ def _options(flags: str) -> Any:
     except ImportError:
         raise ConfigError(
             "Apache Beam is not installed. It needs older versions of pyarrow and protobuf than constraints.txt names, "
-            "so give it an environment of its own: pip install 'recjax[beam]'."
+            "so give it an environment of its own: pip install -e '.[beam]'."
         ) from None
     try:
         return PipelineOptions(shlex.split(flags))

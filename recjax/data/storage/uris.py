@@ -52,7 +52,8 @@ def unreachable(path: object, error: BaseException) -> DataError:
     """The error for a place of object storage that cannot be read or written."""
     scheme = str(path).partition("://")[0]
     if isinstance(error, ImportError):
-        advice = f"Install what reads {scheme}://: pip install 'recjax[remote]' or {SCHEMES.get(scheme, 'fsspec')}."
+        package = SCHEMES.get(scheme, "fsspec")
+        advice = f"Install what reads {scheme}://: pip install -c constraints.txt -e '.[remote]', or {package} alone."
     else:
         advice = "Check the name, the network and your credentials (not in the path: in the environment)."
     reason = masked(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
