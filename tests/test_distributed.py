@@ -1,6 +1,7 @@
 """What a process is told of its place, and what it concludes from what its peers post."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -67,6 +68,18 @@ def test_a_peer_without_a_beat_is_lost_after_half_the_limit():
     assert peers.judge(0, p0="wait:1", p1="-input:1") == ""
     assert peers.judge(29, p0="wait:2", p1="-input:1") == ""
     assert "process 1 (h1) was last heard of 31 s ago, in phase input" in peers.judge(31, p0="wait:3", p1="-input:1")
+
+
+def test_where_a_collective_broke_off_a_few_missed_beats_tell_whose_end_it_was():
+    peers = Peers()
+    assert peers.judge(0, p0="wait:1", p1="-input:1", p2="wait:1") == ""
+    assert peers.judge(5, p0="wait:1", p1="-input:1", p2="wait:1") == ""
+    peers.watch._phase = "lost"
+    assert "process 1 (h1) was last heard of 6 s ago" in peers.judge(6, p0="lost:2", p1="-input:1", p2="wait:1")
+    peers = Peers()
+    peers.watch._phase = "lost"
+    assert peers.judge(0, p0="lost:1", p1="-input:1") == peers.judge(4, p0="lost:1", p1="-input:1") == ""
+    assert "process 1 (h1) was last heard of 5 s ago" in peers.judge(5, p0="lost:1", p1="-input:1")
 
 
 def test_a_failed_or_finished_peer_ends_this_process():
@@ -184,7 +197,38 @@ def test_peers_end_with_the_status_of_one_that_a_signal_stopped():
     assert watchdog._status(records) == watchdog.LOST
 
 
+class Store:
+    """The store of three processes, of which this is the first; each parts so many looks later."""
+
+    def __init__(self, monkeypatch, **looks):
+        self.looks, self.said = looks, {k: json.dumps({"parts": False}) for k in looks}
+        monkeypatch.setattr(distributed, "post", self.post)
+        monkeypatch.setattr(distributed, "posted", self.posted)
+        monkeypatch.setattr(distributed, "processes", lambda: 1 + len(looks))
+
+    def post(self, key, value):
+        self.said[key.removeprefix("watch/")] = value
+
+    def posted(self, folder):
+        self.looks = {k: looks - 1 for k, looks in self.looks.items()}
+        return self.said | {k: json.dumps({"parts": True}) for k, looks in self.looks.items() if looks < 0}
+
+
+@pytest.mark.parametrize(("looks", "stays"), [(3, False), (10**9, True)])
+def test_process_0_stays_until_all_have_parted_but_not_for_ever(looks, stays, monkeypatch):
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.append(now.pop() + s), time=lambda: now[0])
+    monkeypatch.setattr(watchdog, "time", clock)
+    watch = watchdog.Watch.__new__(watchdog.Watch)
+    watch._phase, watch._moves, watch._failed, watch._status = "input", 3, "its disk is full", watchdog.LOST
+    watch._parts, watch._joined = False, True
+    store = Store(monkeypatch, **{"1": 1, "2": looks})
+    watch.part()
+    assert json.loads(store.said["0"])["parts"]
+    assert (now[0] >= watchdog._LAST_WORDS_S) == stays and (stays or store.looks["2"] == -1)
+
+
 def test_records_are_json():
     record = watchdog.Watch.__new__(watchdog.Watch)
-    record._phase, record._moves, record._failed, record._status = "input", 3, "", watchdog.LOST
+    record._phase, record._moves, record._failed, record._status, record._parts = "input", 3, "", watchdog.LOST, False
     assert json.loads(json.dumps(record._record()))["phase"] == "input"

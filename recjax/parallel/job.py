@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable
 
@@ -47,8 +46,7 @@ def run(place: distributed.Place, work: Callable[[watchdog.Watch], int]) -> int:
         status = 1
     if not alike:
         settle()
-        if distributed.is_main():  # with it goes what the others may still have to read
-            time.sleep(watchdog.LAST_WORDS_S)
+        watching.part()
         os._exit(status)
     watching.done()
     with contextlib.suppress(RuntimeError):  # a peer that dies now takes nothing with it

@@ -4,7 +4,8 @@ Every process posts a record once a second: its phase, how often the phase has c
 the others, and ends itself (exit status 4, with a paragraph that names the process and its phase) when
 
   a peer has failed, and says so in its record;
-  a peer's beat stands still for half the limit: it was killed or stopped, its machine or the link is lost;
+  a peer's beat stands still for half the limit: it was killed or stopped, its machine or the link is lost; where a
+    collective has broken off, a few beats are enough;
   a peer has ended while this one is still at work;
   a process does not leave a phase in which it works alone within that phase's limit;
   no process has moved for the limit, though none of them works alone.
@@ -36,8 +37,11 @@ ALONE = {"start": 30, "input": 1, "count": 30, "dispatch": 30, "restore": 30, "c
 _DONE = "done"
 # Between runs that a Python program starts: what it does there, and for how long, is its own affair.
 _OUTSIDE = "outside"
+# After an error that a lost peer may have caused.
+_BROKEN = "lost"
+_MISSED_BEATS = 4  # of a peer, then: it has most likely ended, and nobody gains by waiting
 _BEAT_S = 1.0
-LAST_WORDS_S = 3.0  # that process 0, with which the store goes down, stays for the others to read why
+_LAST_WORDS_S = 3.0  # that process 0, with which the store goes down, stays at most for the others to read why
 _PER_PROCESS_S = 1 / 64  # with many processes records go around more seldom
 
 
@@ -55,7 +59,7 @@ class Watch:
         self._limit_s = distributed.limit_s()
         self._failed, self._status = "", LOST
         self._seen: dict[int, tuple[dict[str, Any], float, float]] = {}  # record, when its beat, and its phase changed
-        self._joined = False
+        self._joined = self._parts = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
@@ -107,9 +111,24 @@ class Watch:
             self._tell()
         self._joined = False
 
+    def part(self) -> None:
+        """Says that this process ends now. Process 0 stays until all others have said so, or for `_LAST_WORDS_S`."""
+        if not self._joined:
+            return
+        self._parts = True
+        with contextlib.suppress(Exception):
+            self._tell()
+            deadline = time.monotonic() + _LAST_WORDS_S
+            while distributed.is_main() and time.monotonic() < deadline and not self._is_last():
+                time.sleep(0.05)
+
+    def _is_last(self) -> bool:
+        records = distributed.posted("watch").values()
+        return sum(json.loads(text)["parts"] for text in records) == distributed.processes()
+
     def _explain(self, error: BaseException) -> None:
-        self.phase("lost")
-        deadline = time.monotonic() + self._limit_s / 2 + 3 * self._interval_s()
+        self.phase(_BROKEN)
+        deadline = time.monotonic() + self._silence_s() + 3 * self._interval_s()
         while time.monotonic() < deadline:
             time.sleep(0.2)  # meanwhile the thread may find the culprit
         text = " ".join(str(error).split())[:300]
@@ -120,14 +139,22 @@ class Watch:
         """Prints the paragraph and ends the process at once: a thread that waits in a collective cannot be woken."""
         with self._lock:
             print(f"\nrecjax: error: process {distributed.process()}: {masked(message)}", file=sys.stderr, flush=True)
+            if not distributed.is_main() and 0 in self._seen and self._seen[0][0]["failed"]:
+                self.part()  # process 0 waits for it
             os._exit(status)
 
     def _interval_s(self) -> float:
         return max(_BEAT_S, distributed.processes() * _PER_PROCESS_S)
 
+    def _silence_s(self) -> float:
+        """How long a peer may be silent."""
+        usual_s = self._limit_s / 2
+        return min(usual_s, _MISSED_BEATS * self._interval_s()) if self._phase == _BROKEN else usual_s
+
     def _record(self) -> dict[str, Any]:
+        where = f"{socket.gethostname()}, pid {os.getpid()}"
         return {"phase": self._phase, "moves": self._moves, "beat": time.time(), "failed": self._failed,
-                "status": self._status, "where": f"{socket.gethostname()}, pid {os.getpid()}"}  # fmt: skip
+                "status": self._status, "parts": self._parts, "where": where}  # fmt: skip
 
     def _tell(self) -> None:
         distributed.post(f"watch/{distributed.process()}", json.dumps(self._record()))
@@ -142,13 +169,14 @@ class Watch:
                     self._tell()
                     records = {int(k): json.loads(text) for k, text in distributed.posted("watch").items()}
                 except Exception as error:
-                    if self._joined and self._phase != _OUTSIDE:
+                    if self._joined and self._phase != _OUTSIDE and not self._parts:
                         self.end(
                             f"process 0, which the others meet at, cannot be reached any more; it ended, or the link "
                             f"to it broke. This process was in phase {self._phase} ({_first(error)}). {AGAIN}"
                         )
                     continue
-                ending = self._status != LOST  # by a signal, which may have reached the others too
+                # By a signal, which may have reached the others too, or by an error.
+                ending = self._status != LOST or self._parts
                 if not ending and (message := self.judge(records, time.monotonic())):
                     if self._joined:
                         self.end(message, _status(records))
@@ -191,7 +219,7 @@ class Watch:
                 if self._phase != _DONE and still_s > self._limit_s / 2:
                     return f"{name} has ended while this one still works: their data or settings differ. {here}"
                 continue
-            if now - beat_at > self._limit_s / 2 and k != me:
+            if now - beat_at > self._silence_s() and k != me:
                 return (
                     f"{name} was last heard of {now - beat_at:.0f} s ago, in phase {phase}: it was killed or stopped, "
                     f"or the link to its machine is lost. {here}"
@@ -241,8 +269,7 @@ def ending(message: str, status: int) -> None:
     """Tells the peers of this process, if it has any, that it ends now, and why; they end too, with its exit status."""
     if _watch is not None and _watch._joined:
         _watch.failed(message, status)
-        if distributed.is_main():
-            time.sleep(LAST_WORDS_S)
+        _watch.part()
 
 
 def phase(name: str) -> None:
