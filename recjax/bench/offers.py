@@ -20,10 +20,9 @@ from recjax.planning.memory import GIB
 from recjax.planning.planner import Planner, answer, exact_sizes
 from recjax.planning.predict import Prediction
 from recjax.planning.question import Answer, Question
-from recjax.planning.resolve import resolve_plan
+from recjax.planning.resolve import resolve
 from recjax.planning.tier_choice import choose
 from recjax.train.planned import does_not_fit, question
-from recjax.train.table_specs import specs
 from recjax.utils import plots
 from recjax.utils.text import aligned
 
@@ -87,8 +86,7 @@ def _offer(
         hosts = max(1, math.ceil(devices / machine.rate("host_devices")))
     of = settings.override(config, [f"mesh.devices={devices}", f"mesh.hosts={hosts}"])
     asked = question(of, source, machine)
-    tables, features = specs(of, source.schema)
-    plain_plan = resolve_plan(of, source, tables, features, of.mesh.shape)
+    plain_plan, _ = resolve(of, source, asked.demand.tables, asked.demand.features, of.mesh.shape)
     row: dict[str, Any] = {"devices": devices, "hosts": hosts}
     if config.plan == "auto":
         found = answer(asked, plain_plan) or choose(asked, plain_plan, of, source)

@@ -17,17 +17,6 @@ from recjax.planning.loads import Workload
 from recjax.planning.profile import profile_of
 
 
-def resolve_plan(
-    config: RunConfig,
-    source: BlockSource,
-    tables: tuple[TableSpec, ...],
-    features: tuple[FeatureSpec, ...],
-    shape: tuple[int, int, int],
-) -> Plan:
-    """The plan that `resolve` gives."""
-    return resolve(config, source, tables, features, shape)[0]
-
-
 def resolve(
     config: RunConfig,
     source: BlockSource,
@@ -91,7 +80,7 @@ def workload(
     features: tuple[FeatureSpec, ...],
     shape: tuple[int, int, int],
 ) -> Workload:
-    """A training step's work on the tables; the arguments are those of `resolve_plan`."""
+    """A training step's work on the tables; the arguments are those of `resolve`."""
     replicas, hosts, each = shape
     batch_size, devices = config.train.batch_size, hosts * each
     profile = profile_of(source, tables, features, batch_size, devices * replicas)

@@ -35,7 +35,7 @@ from recjax.planning.memory import GIB
 from recjax.planning.planner import Planner, answer, by_thresholds, reason
 from recjax.planning.predict import HostWork
 from recjax.planning.question import Answer, Question
-from recjax.planning.resolve import add_hot_rows, resolve, resolve_plan, workload
+from recjax.planning.resolve import add_hot_rows, resolve, workload
 from recjax.planning.step_sizes import total_ids
 from recjax.planning.tier_choice import choose, room
 from recjax.train import origins
@@ -88,7 +88,7 @@ def plan_of(
 def _plain(config: RunConfig, source: BlockSource, asked: Question, shape: tuple[int, int, int]) -> Plan:
     """The plain rule's plan, without hot rows: these are added to the plan that is chosen."""
     without = dataclasses.replace(config, embedding=dataclasses.replace(config.embedding, hot=HotConfig()))
-    return resolve_plan(without, source, asked.demand.tables, asked.demand.features, shape)
+    return resolve(without, source, asked.demand.tables, asked.demand.features, shape)[0]
 
 
 def by_machine(config: RunConfig) -> bool:

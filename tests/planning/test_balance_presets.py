@@ -17,7 +17,7 @@ from recjax.embedding.plan import Plan
 from recjax.embedding.plan_report import describe_plan
 from recjax.planning.balance import GOOD_ENOUGH
 from recjax.planning.loads import LOADS, describe_loads
-from recjax.planning.resolve import resolve_plan, workload
+from recjax.planning.resolve import resolve, workload
 from recjax.train.table_specs import specs
 
 pytestmark = pytest.mark.full
@@ -31,7 +31,7 @@ def balanced(preset: str, devices: int, *overrides: str) -> tuple[Plan, dict[str
     source = config.data.open()
     tables, features = specs(config, source.schema)
     started = time.process_time()
-    plan = resolve_plan(config, source, tables, features, config.mesh.shape)
+    plan, _ = resolve(config, source, tables, features, config.mesh.shape)
     seconds = time.process_time() - started
     work = workload(config, source, tables, features, config.mesh.shape)
     assert_loads(work, plan, tables, features)

@@ -16,10 +16,9 @@ from recjax.config import presets
 from recjax.planning.machine import Machine, Quantity
 from recjax.planning.machine_file import open_machine
 from recjax.planning.planner import answer
-from recjax.planning.resolve import resolve_plan
+from recjax.planning.resolve import resolve
 from recjax.studies.report import Row
 from recjax.train.planned import question
-from recjax.train.table_specs import specs
 
 MODEL_A = {"devices": 128, "samples_per_s": 1.2e6, "exposed_share": 0.4}
 LIN = {"end_to_end_gmae": 0.0796, "kernel_gmae": 0.10, "kernels_alone_worst": 0.71}
@@ -56,8 +55,8 @@ def model_a() -> dict[str, Any]:
         own = settings.override(config, list(overrides))
         own = own.for_rows(int(source.row_counts("train").sum()))
         asked = question(own, source, machine)
-        tables, features = specs(own, source.schema)
-        found = answer(asked, resolve_plan(own, source, tables, features, own.mesh.shape))
+        plan, _ = resolve(own, source, asked.demand.tables, asked.demand.features, own.mesh.shape)
+        found = answer(asked, plan)
         mflop = 2 * sum(k * n for k, n in asked.dense.layers) / 1e6
         if found is None:
             rows.append({"what": what, "step_ms": None})

@@ -18,7 +18,7 @@ from recjax.embedding.plan import Plan
 from recjax.parallel.mesh import MeshConfig, make_mesh
 from recjax.planning import hot
 from recjax.planning.hot_rank import ranked
-from recjax.planning.resolve import resolve_plan
+from recjax.planning.resolve import resolve
 from recjax.studies.hot_rows.measure import Arm, Contestant, turns
 from recjax.studies.hot_rows.study import Options, about_run
 from recjax.studies.report import Report, Row, Section, Table
@@ -60,7 +60,7 @@ def _on(devices: int, config: RunConfig, options: Options, out: Path, say: Say) 
     source = config.data.open()
     tables, features = specs(config, source.schema)
     none = settings.override(config, ["embedding.hot.rows=0"])
-    plan = resolve_plan(none, source, tables, features, config.mesh.shape)
+    plan, _ = resolve(none, source, tables, features, config.mesh.shape)
     say(f"{devices} device(s): counting ids")
     found, presence = ranked(plan, config, source, tables, features, config.mesh.shape)
     copies = hot.copies_of(config, config.mesh.shape)
