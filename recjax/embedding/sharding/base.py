@@ -49,7 +49,7 @@ class Sharding(abc.ABC):
     """
 
     kind: ClassVar[str]
-    spread: ClassVar[bool] = True  # whether devices differ in what they hold
+    spread: ClassVar[bool] = True  # whether devices differ in what they hold; else a gradient is a mask of all rows
     listed: ClassVar[bool] = True  # whether devices list the rows that they fetch
     updates_apart: ClassVar[bool] = True  # whether devices differ in the rows that they update
     addressed: ClassVar[bool] = True  # whether rows may lie in other slots than their homes: see `address.py`
@@ -182,15 +182,15 @@ class Sharding(abc.ABC):
         self, group: Group, table_RxW: jax.Array, gradient: SparseGradient, context: UpdateContext
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the rows that pass through the optimizer, [U, W], and their gradients: M of them, or all R."""
-        touched, grads = gradient.touched, gradient.sums * self.scale(group, context)
-        if group.optimizer.every_row:
+        grads = gradient.sums * self.scale(group, context)
+        if group.optimizer.every_row and self.spread:
             none_RxW = jnp.zeros_like(table_RxW, grads.dtype)
-            grads = none_RxW.at[touched].set(grads, mode="drop", unique_indices=True)
+            grads = none_RxW.at[gradient.touched].set(grads, mode="drop", unique_indices=True)
         return from_storage(self.updated_part(group, table_RxW, gradient)), grads
 
     def updated_part(self, group: Group, x: jax.Array, gradient: SparseGradient) -> jax.Array:
         """Returns what of an array [R, ...] belongs to the rows that pass through the optimizer."""
-        if group.optimizer.every_row:
+        if group.optimizer.every_row or not self.spread:
             return x
         return get_rows(group, x, gradient.touched, unique_indices=True, indices_are_sorted=True)
 
@@ -232,8 +232,10 @@ class Sharding(abc.ABC):
         """
         with jax.named_scope("sparse_update"):
             touched = gradient.touched
-            if group.optimizer.every_row:
-                return write_all(group, table_RxW, slots_R, proposed, context, jnp.broadcast_to(ok, group.rows))
+            if group.optimizer.every_row or not self.spread:
+                changed_R = jnp.broadcast_to(ok, group.rows) if group.optimizer.every_row else touched & ok
+                homes_R = homes_of(jnp.arange(group.rows, dtype=jnp.int32), context.homes.get(group.name))
+                return write_all(group, table_RxW, slots_R, proposed, context, changed_R, homes_R)
 
             # A step that is not ok aims every write past the end, which changes nothing and stays in place.
             target_M = jnp.where(ok, touched, group.rows + jnp.arange(touched.shape[0], dtype=jnp.int32))

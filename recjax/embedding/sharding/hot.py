@@ -35,11 +35,11 @@ import jax
 import jax.numpy as jnp
 
 from recjax.embedding.layout import Group
-from recjax.embedding.low_precision import from_storage, to_storage
+from recjax.embedding.low_precision import from_storage
 from recjax.embedding.optim import Slots
 from recjax.embedding.routing.routed import GroupRouting
 from recjax.embedding.sharding.base import Sharding
-from recjax.embedding.sharding.local import FetchResiduals, Proposed, SparseGradient, UpdateContext
+from recjax.embedding.sharding.local import FetchResiduals, Proposed, SparseGradient, UpdateContext, write_all
 from recjax.embedding.sharding.replicated import ReplicatedSharding
 from recjax.embedding.sharding.rows import RowSharding
 from recjax.parallel.mesh import ACROSS_GROUPS, BATCH_AXES, INSIDE_HOST, MODEL_AXES
@@ -170,14 +170,9 @@ class HotSharding(ReplicatedSharding):
         with jax.named_scope("sparse_update"):
             each = self._each(group)
             changed_M = jnp.broadcast_to(ok, each) if group.optimizer.every_row else gradient.touched & ok
-
-            def choose(new: jax.Array, old: jax.Array) -> jax.Array:  # both [M, ...]
-                return jnp.where(changed_M.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-
             homes_M = self._first(group) + jnp.arange(each, dtype=jnp.int32)
-            new_MxW = to_storage(group, proposed.rows, homes_M, context.seed, context.step, table_RxW.dtype)
-            rows_MxW = choose(new_MxW, self._own(group, table_RxW))
-            slots = {name: choose(new, slots_R[name]) for name, new in proposed.slots.items()}
+            own_MxW = self._own(group, table_RxW)
+            rows_MxW, slots = write_all(group, own_MxW, slots_R, proposed, context, changed_M, homes_M)
         if not self.copied:
             return rows_MxW, slots
         with jax.named_scope("row_exchange"):

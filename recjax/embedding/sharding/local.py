@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from recjax import kernels
-from recjax.embedding.address import Homes, homes_of
+from recjax.embedding.address import Homes
 from recjax.embedding.exchange import Extents, gather_rows
 from recjax.embedding.layout import Group
 from recjax.embedding.lines import get_rows
@@ -153,14 +153,14 @@ def write_all(
     proposed: Proposed,
     context: UpdateContext,
     changed_R: jax.Array,
+    homes_R: jax.Array,
 ) -> tuple[jax.Array, Slots]:
-    """The table and its slots with the proposed values of the rows in the mask `changed_R`."""
+    """The rows of a table and their slots with the proposed values of those in the mask `changed_R`."""
 
     def choose(new: jax.Array, old: jax.Array) -> jax.Array:  # both [R, ...]
         return jnp.where(changed_R.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
-    every_R = homes_of(jnp.arange(group.rows, dtype=jnp.int32), context.homes.get(group.name))
-    new_RxW = to_storage(group, proposed.rows, every_R, context.seed, context.step, table_RxW.dtype)
+    new_RxW = to_storage(group, proposed.rows, homes_R, context.seed, context.step, table_RxW.dtype)
     return choose(new_RxW, table_RxW), {k: choose(v, slots_R[k]) for k, v in proposed.slots.items()}
 
 

@@ -13,21 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from recjax.embedding.layout import Group
-from recjax.embedding.low_precision import from_storage
-from recjax.embedding.optim import Slots
 from recjax.embedding.routing.routed import GroupRouting
 from recjax.embedding.segment_sums import by_segments
 from recjax.embedding.sharding.base import Sharding
-from recjax.embedding.sharding.local import (
-    FetchResiduals,
-    Proposed,
-    SparseGradient,
-    UpdateContext,
-    asked_rows,
-    coalesce,
-    gather_local,
-    write_all,
-)
+from recjax.embedding.sharding.local import FetchResiduals, SparseGradient, asked_rows, coalesce, gather_local
 from recjax.parallel.mesh import ACROSS_GROUPS, BATCH_AXES, MODEL_AXES
 
 
@@ -86,16 +75,6 @@ class ReplicatedSharding(Sharding):
             sums_RxE = jax.lax.psum(local_RxE, MODEL_AXES if group.independent else BATCH_AXES)
             return SparseGradient(sums_RxE[:, -1] > 0, sums_RxE[:, :-1])
 
-    def updated(
-        self, group: Group, table_RxW: jax.Array, gradient: SparseGradient, context: UpdateContext
-    ) -> tuple[jax.Array, jax.Array]:
-        """Like `Sharding.updated`: all rows."""
-        return from_storage(table_RxW), gradient.sums * self.scale(group, context)
-
-    def updated_part(self, group: Group, x: jax.Array, gradient: SparseGradient) -> jax.Array:
-        """Like `Sharding.updated_part`: all of it."""
-        return x
-
     def numbers_of_asked(
         self, group: Group, gradient: SparseGradient, residuals: FetchResiduals, numbers_U: jax.Array
     ) -> jax.Array:
@@ -117,19 +96,3 @@ class ReplicatedSharding(Sharding):
     def tell_owners(self, group: Group, residuals: FetchResiduals, numbers_F: jax.Array) -> jax.Array:
         """Like `Sharding.tell_owners`: nothing travels."""
         return numbers_F.reshape(residuals.slots_NxC.shape)
-
-    def write(
-        self,
-        group: Group,
-        table_RxW: jax.Array,
-        slots_R: Slots,
-        gradient: SparseGradient,
-        context: UpdateContext,
-        proposed: Proposed,
-        ok: jax.Array,
-    ) -> tuple[jax.Array, Slots]:
-        """Like `Sharding.write`, of all rows, of which those in the mask are kept."""
-        with jax.named_scope("sparse_update"):
-            every_row = group.optimizer.every_row
-            changed_R = jnp.broadcast_to(ok, group.rows) if every_row else gradient.touched & ok
-            return write_all(group, table_RxW, slots_R, proposed, context, changed_R)
