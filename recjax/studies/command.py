@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from recjax.studies.report import Report
 
 Print = Callable[[argparse.Namespace, Any, Callable[[], str]], None]
+Say = Callable[[str], None]
+Done = tuple[Mapping[str, Any], Callable[[dict[str, Any]], "Report"]]  # figures, and a report of them, by its `about`
 _PRESET = "movietweetings"
+_OUT = "folder of the report: the same command goes on with what is left of the study"
 
 
 def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -> None:
@@ -30,13 +33,25 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
     study = verbs.add_parser("study", help="reproduce a published study: trainings, measures, figures",
                              epilog="example: recjax study tiers --out studies/tiers")  # fmt: skip
     actions = study.add_subparsers(title="studies", metavar="NAME", required=True)
+
+    def new(
+        name: str, run: Callable[[argparse.Namespace, Say], Done], what: str, example: str, out: str = _OUT
+    ) -> argparse.ArgumentParser:
+        made = verb(actions, name, functools.partial(_run, run, name, show), what, f"study {name} {example}")
+        made.add_argument("--out", type=out_folder, required=True, metavar="DIR", help=out)
+        made.set_defaults(tunables=True)
+        return made
+
+    def overrides(to: argparse.ArgumentParser) -> None:
+        to.add_argument("overrides", nargs="*", default=[], metavar="a.b=value",
+                        help="settings to change; see `recjax show`")  # fmt: skip
+
     one = verb(actions, "replicas", lambda o: _replicas(o, show),
                "replica groups with tables of their own, after the distributed DLRM of UW-Madison",
                "study replicas movietweetings --out studies/replicas")  # fmt: skip
     one.add_argument("preset", nargs="?", default="", help=f"what to train on what (default: {_PRESET}, or yelp with "
                      "--data); train.batch_size is that of two groups, mesh.devices those of four")  # fmt: skip
-    one.add_argument("overrides", nargs="*", default=[], metavar="a.b=value",
-                     help="settings to change; see `recjax show`")  # fmt: skip
+    overrides(one)
     one.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder of the report, its pictures "
                      "and replicas.json: the same command goes on with what is left")  # fmt: skip
     one.add_argument("--data", type=expanded, metavar="DIR", help="folder of Yelp's files, which are then prepared and "
@@ -51,11 +66,9 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
                      "leaves out all times (default: 20, or 100)")  # fmt: skip
     one.add_argument("--series", type=int, metavar="N", help="iterations timed one by one (default: 100, or 2,000)")
     add_hoti2020(actions, verb, show, "study")
-    seen = verb(actions, "foresight", lambda o: _foresight(o, show),
-                "measure how far predictions are off, and whether plans are ranked right",
-                "study foresight --out studies/foresight")  # fmt: skip
-    seen.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder of the campaign, its "
-                      "report and pictures: the same command goes on with what is left of it")  # fmt: skip
+    seen = new("foresight", _foresight, "measure how far predictions are off, and whether plans are ranked right",
+               "--out studies/foresight", "folder of the campaign: the same command goes on with what is left of "
+               "it")  # fmt: skip
     seen.add_argument("--full", action="store_true", help="60 random models on one device, 30 on more, 20 plans of 5 "
                       "workloads on 2 and 8 devices, ten times seven changes: hours, which should be quiet "
                       "ones")  # fmt: skip
@@ -64,27 +77,17 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
                       "10, with --full 0)")  # fmt: skip
     seen.add_argument("--seed", type=int, default=0, metavar="N", help="of the random models (default: 0)")
     seen.add_argument("--no-published", action="store_true", help="leave out model A on 128 V100")
-    seen.set_defaults(tunables=True)
-    chu = verb(actions, "communication", lambda o: _communication(o, show),
-               "communication by size, placement, buckets and precision, after Chu et al. (Meta)",
-               "study communication --out studies/communication")  # fmt: skip
-    chu.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder of the report and its "
-                     "pictures: the same command goes on with what is left of the study")  # fmt: skip
+    chu = new("communication", _communication, "communication by size, placement, buckets and precision, after Chu "
+              "et al. (Meta)", "--out studies/communication")  # fmt: skip
     chu.add_argument("--full", action="store_true", help="compile model A whole, 793 billion parameters, in 3 GB of "
                      "memory: a minute or less for each of 9 cases (default: every 8th table)")  # fmt: skip
     chu.add_argument("--ranks", type=int, default=128, metavar="N", help="to compile for (default: 128, as there)")
     chu.add_argument("--devices", type=int, metavar="N", help="to measure on; 0: nothing is measured (default: all "
                      "that the machine has, its cores if it has no accelerator)")  # fmt: skip
-    chu.set_defaults(tunables=True)
-    hot = verb(actions, "hot_rows", lambda o: _hot_rows(o, show), "copies of the rows in most batches, after P2RES",
-               "study hot_rows bench_kaggle16 data.max_rows=100000 --out studies/hot_rows")  # fmt: skip
+    hot = new("hot_rows", _hot_rows, "copies of the rows in most batches, after P2RES",
+              "bench_kaggle16 data.max_rows=100000 --out studies/hot_rows", "folder of the report")  # fmt: skip
     hot.add_argument("preset", help="what to train on what")
-    hot.add_argument(
-        "overrides", nargs="*", default=[], metavar="a.b=value", help="settings to change; see `recjax show`"
-    )
-    hot.add_argument(
-        "--out", type=out_folder, required=True, metavar="DIR", help="folder of the report and its pictures"
-    )
+    overrides(hot)
     hot.add_argument("--rows", default="", metavar="K,...", help="numbers of hot rows (default: 1000,4000,"
                      "16000; with --choice 64, 256, 1024, ... 131072)")  # fmt: skip
     hot.add_argument("--devices", default="2,8", metavar="N,...", help="numbers of devices (default: 2,8)")
@@ -96,26 +99,18 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
     hot.add_argument("--steps", type=int, default=4, metavar="N", help="of a turn (default: 4)")
     hot.add_argument("--choice", default="", metavar="FILE", help="a machine: measure steps with numbers of hot rows, "
                      "and with the one that auto chooses by it, and nothing else")  # fmt: skip
-    hot.set_defaults(tunables=True)
-    disk = verb(actions, "sdm", lambda o: _sdm(o, show), "inference from disk: caches of rows and of pooled bags",
-                "study sdm --out studies/sdm")  # fmt: skip
-    disk.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder for the report; its "
-                      "exports, of some 200 MB, are kept there")  # fmt: skip
+    disk = new("sdm", _sdm, "inference from disk: caches of rows and of pooled bags", "--out studies/sdm",
+               "folder for the report; its exports, of some 200 MB, are kept there")  # fmt: skip
     disk.add_argument("--rows", type=int, default=200_000, metavar="N", help="of each table on disk (default: 200000)")
     disk.add_argument("--tables", type=int, default=8, metavar="N", help="on disk (default: 8)")
     disk.add_argument("--shares", default="0.02,0.05,0.1,0.2", metavar="X,...", help="sizes of the cache, as shares of "
                       "the rows (default: 0.02,0.05,0.1,0.2)")  # fmt: skip
     disk.add_argument("--seconds", type=float, default=4, metavar="S", help="of each measurement (default: 4)")
-    disk.set_defaults(tunables=True)
-    tiers = verb(actions, "tiers", lambda o: _tiers(o, show), "tables larger than memory: hits, steps, nodes, after "
-                 "MTrainS", "study tiers --out studies/tiers")  # fmt: skip
-    tiers.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder of the report and its "
-                       "pictures: the same command goes on with what is left of the study")  # fmt: skip
+    tiers = new("tiers", _tiers, "tables larger than memory: hits, steps, nodes, after MTrainS", "--out studies/tiers")
     tiers.add_argument("--full", action="store_true", help="larger tables, more sizes and rounds: an hour or so")
     tiers.add_argument("--disk", default="", metavar="DIR", help="also measure steps with half of the rows in a file "
                        "there")  # fmt: skip
     tiers.add_argument("--no-times", action="store_true", help="leave out what has to be measured")
-    tiers.set_defaults(tunables=True)
 
 
 def add_hoti2020(actions: Any, verb: Callable[..., argparse.ArgumentParser], show: Print, of: str) -> None:
@@ -127,7 +122,8 @@ def add_hoti2020(actions: Any, verb: Callable[..., argparse.ArgumentParser], sho
       show: likewise.
       of: the verb's name, "study" or "simulate".
     """
-    made = verb(actions, "hoti2020", lambda o: _hoti2020(o, show), "reproduce the study of Rashidi et al. (HOTI 2020)",
+    run = functools.partial(_run, _hoti2020, "hoti2020", show)
+    made = verb(actions, "hoti2020", run, "reproduce the study of Rashidi et al. (HOTI 2020)",
                 f"{of} hoti2020 --experiments systems --ranks 16 --chunks 2 --out hoti2020")  # fmt: skip
     made.add_argument("--ranks", type=int, default=128, metavar="N", help="GPUs, 8 a node (default: 128, as there)")
     made.add_argument("--chunks", type=int, metavar="N", help="to cut collectives into, where they are not what "
@@ -135,14 +131,16 @@ def add_hoti2020(actions: Any, verb: Callable[..., argparse.ArgumentParser], sho
     made.add_argument("--full", action="store_true", help="as many chunks as in the study: hours without kernels")
     made.add_argument("--experiments", metavar="NAME,...", help="some of them: systems, flops, in_flight, "
                       "chunk_counts, copies, lone_all_reduce, transport (default: all)")  # fmt: skip
-    made.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder of the report and its "
-                      "pictures: the same command goes on with what is left of the study")  # fmt: skip
+    made.add_argument("--out", type=out_folder, required=True, metavar="DIR", help=_OUT)
 
 
-def _finish(options: argparse.Namespace, show: Print, made: Report, result: Mapping[str, Any]) -> None:
-    """Writes a study's report and all its figures, and shows them."""
-    from recjax.studies.report import to_json, to_text, write
+def _run(study: Callable[[argparse.Namespace, Say], Done], name: str, show: Print, options: argparse.Namespace) -> None:
+    """Does a study, writes its report and all its figures, and shows them."""
+    from recjax.studies.report import provenance, to_json, to_text, write
 
+    began = time.monotonic()
+    result, report = study(options, functools.partial(log.info, f"{name}:"))
+    made = report(provenance(began))
     files = write(made, result, options.out)
     shown = {**result, "report": to_json(made)}
     show(options, shown, lambda: f"{to_text(made)}\n\nin {options.out}: {', '.join(files)}")
@@ -171,12 +169,9 @@ def _replicas(options: argparse.Namespace, show: Print) -> None:
     show(options, {per: of for per, (of, _) in found.items()}, lambda: "\n\n".join(texts))
 
 
-def _hot_rows(options: argparse.Namespace, show: Print) -> None:
+def _hot_rows(options: argparse.Namespace, say: Say) -> Done:
     from recjax.config import presets
-    from recjax.studies import report
     from recjax.studies.hot_rows import draw, findings, study, sweep
-
-    began = time.monotonic()
 
     def numbers(name: str) -> tuple[int, ...]:
         text = getattr(options, name)
@@ -187,89 +182,68 @@ def _hot_rows(options: argparse.Namespace, show: Print) -> None:
     options.rows = options.rows or ("64,256,1024,4096,16384,65536,131072" if options.choice else "1000,4000,16000")
     hosts = () if options.hosts == "0" else numbers("hosts")
     how = study.Options(numbers("rows"), numbers("devices"), options.batches, options.rounds, options.steps, hosts)
-    say = functools.partial(log.info, "hot_rows:")
     if options.choice:
         if not how.rounds:
             raise ConfigError("--choice compares times: give at least one round (--rounds).")
         config = presets.load(options.preset, [*options.overrides, f"embedding.hot.batches={how.batches}"])
         swept = sweep.sweep(config, how, options.choice, options.out, say)
-        _finish(options, show, sweep.report(swept, report.provenance(began, **swept["about"])), swept)
-        return
+        return swept, lambda about: sweep.report(swept, about | swept["about"])
     result = study.study(presets.load(options.preset, options.overrides), how, say)
-    made = findings.report(result, report.provenance(began, **result["about"]), draw.pictures(result))
-    _finish(options, show, made, result)
+    return result, lambda about: findings.report(result, about | result["about"], draw.pictures(result))
 
 
-def _communication(options: argparse.Namespace, show: Print) -> None:
+def _communication(options: argparse.Namespace, say: Say) -> Done:
     from recjax.studies.communication import study
 
     if options.ranks < 2 or (options.devices is not None and options.devices < 0):
         raise ConfigError(
             f"--ranks is {options.ranks} and --devices {options.devices}; give at least 2 and at least 0."
         )
-    say = functools.partial(log.info, "communication:")
-    made, result = study.study(options.out, options.full, options.ranks, options.devices, say)
-    _finish(options, show, made, result)
+    return study.study(options.out, options.full, options.ranks, options.devices, say)
 
 
-def _hoti2020(options: argparse.Namespace, show: Print) -> None:
+def _hoti2020(options: argparse.Namespace, say: Say) -> Done:
     from recjax.studies.hoti2020 import observed, study
     from recjax.studies.hoti2020.draw import pictures
-    from recjax.studies.report import provenance
 
-    began = time.monotonic()
     names = options.experiments.split(",") if options.experiments else tuple(study.EXPERIMENTS)
-    say = functools.partial(log.info, "hoti2020:")
     chunks = options.chunks or (1024 if options.full else 32)
     found = study.run(options.out, options.ranks, chunks, options.full, names, say)
-    made = observed.report(found, provenance(began), pictures(found))
-    _finish(options, show, made, found)
+    return found, lambda about: observed.report(found, about, pictures(found))
 
 
-def _foresight(options: argparse.Namespace, show: Print) -> None:
-    from recjax.studies import report
+def _foresight(options: argparse.Namespace, say: Say) -> Done:
     from recjax.studies.foresight import findings, study
 
-    began = time.monotonic()
     minutes = options.minutes if options.minutes is not None else 0.0 if options.full else 10.0
     if not 0 <= minutes < float("inf"):
         raise ConfigError(f"--minutes is {options.minutes}; give 0 or more.")
     size = study.FULL if options.full else study.SMALL
-    say = functools.partial(log.info, "foresight:")
     with_published = not options.no_published
     result, pictures = study.study(options.out, size, options.machine, options.seed, minutes, with_published, say)
-    made = findings.report(result, report.provenance(began), pictures)
-    _finish(options, show, made, result)
+    return result, lambda about: findings.report(result, about, pictures)
 
 
-def _sdm(options: argparse.Namespace, show: Print) -> None:
-    from recjax.studies import report
+def _sdm(options: argparse.Namespace, say: Say) -> Done:
     from recjax.studies.sdm import findings, study
     from recjax.studies.sdm.workload import Size
 
-    began = time.monotonic()
     try:
         shares = tuple(float(word) for word in options.shares.split(","))
     except ValueError:
         raise ConfigError(f"--shares {options.shares}: give shares with commas between them, as in 0.05,0.1.") from None
     how = study.Options(Size(tables=options.tables, rows=options.rows), shares, options.seconds)
-    say = functools.partial(log.info, "sdm:")
     result = study.study(options.out, how, say)
-    made = findings.report(result, report.provenance(began))
-    _finish(options, show, made, result)
+    return result, functools.partial(findings.report, result)
 
 
-def _tiers(options: argparse.Namespace, show: Print) -> None:
+def _tiers(options: argparse.Namespace, say: Say) -> Done:
     import dataclasses
 
-    from recjax.studies import report
     from recjax.studies.tiers import findings, study
 
-    began = time.monotonic()
     how = dataclasses.replace(study.FULL if options.full else study.SMALL, disk=options.disk)
     if options.no_times:
         how = dataclasses.replace(how, rounds=0)
-    say = functools.partial(log.info, "tiers:")
     result = study.study(options.out, how, say)
-    made = findings.report(result, report.provenance(began))
-    _finish(options, show, made, result)
+    return result, functools.partial(findings.report, result)

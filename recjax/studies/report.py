@@ -124,16 +124,14 @@ class Report:
     sections: Sequence[Section] = ()
 
 
-def provenance(began: float, **more: Any) -> dict[str, Any]:
+def provenance(began: float) -> dict[str, Any]:
     """Returns the circumstances of a report's figures.
 
     Args:
       began: `time.monotonic()` at the study's start.
-      more: what the study adds, such as its device.
 
     Returns:
-      "command", "recjax" (version), "commit" (None outside a checkout), "machine", "cores", "python", "seconds", and
-      `more`.
+      "command", "recjax" (version), "commit" (None outside a checkout), "machine", "cores", "python" and "seconds".
     """
     command = shlex.join(["recjax", *sys.argv[1:]])
     return {
@@ -144,7 +142,7 @@ def provenance(began: float, **more: Any) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "seconds": round(time.monotonic() - began, 1),
-    } | more
+    }
 
 
 def _commit() -> str | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from recjax.studies.communication import compare, draw
 from recjax.studies.communication.shape import BASE, FULL, MEASURED, SMALL, Case, Size, cases, config, facts
 from recjax.studies.finished import Finished
 from recjax.studies.foresight.published import model_a
-from recjax.studies.report import Report, provenance
+from recjax.studies.report import Report
 from recjax.tracing.record import compiled, record
 
 NAME = "communication"
@@ -34,7 +33,7 @@ _STEPS = 5  # measured of each case
 
 def study(
     out: Path, full: bool, ranks: int, devices: int | None, say: Callable[[str], None]
-) -> tuple[Report, dict[str, Any]]:
+) -> tuple[dict[str, Any], Callable[[dict[str, Any]], Report]]:
     """Runs what is left of the study.
 
     Args:
@@ -45,13 +44,12 @@ def study(
       say: called with what is being done.
 
     Returns:
-      the report; all figures, as JSON has them: "size", "facts", "compiled" and "measured" (case -> see `_figures`),
-      "published" (what `published.model_a` predicts).
+      all figures, as JSON has them: "size", "facts", "compiled" and "measured" (case -> see `_figures`), "published"
+      (what `published.model_a` predicts); and what makes the report of `report.provenance`.
 
     Raises:
       ConfigError, DataError, DeviceError: as for a training, or `out` holds another study.
     """
-    began = time.monotonic()
     size = FULL if full else SMALL
     make_mesh(MeshConfig(ranks, "cpu"))  # the largest first: host devices are made once
     on = _devices() if devices is None else devices
@@ -67,8 +65,8 @@ def study(
     }
     say("predicting model A on 128 V100")
     result["published"] = kept.get("published", model_a)
-    about = provenance(began, jax=jax.__version__, ranks=f"{ranks} compiled, {on} measured")
-    return compare.report(result, about, draw.pictures(result)), result
+    more = {"jax": jax.__version__, "ranks": f"{ranks} compiled, {on} measured"}
+    return result, lambda about: compare.report(result, about | more, draw.pictures(result))
 
 
 def _devices() -> int:
