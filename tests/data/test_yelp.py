@@ -154,7 +154,7 @@ def test_damaged_files(tmp_path, name, break_it):
 
 
 def test_chunks_can_start_anywhere(tmp_path, monkeypatch):
-    monkeypatch.setattr("recjax.data.datasets.yelp._CHUNK_ROWS", 2)
+    monkeypatch.setattr("recjax.data.datasets.readers._CHUNK_ROWS", 2)
     raw = write(tmp_path / "raw", lines(REVIEWS) + "x\n")
     whole = read(raw, skip=True)
     assert [chunk.rows for chunk in whole] == [2, 2, 1] and [c.skipped for c in whole] == [{"JSON": 1}, {}, {}]

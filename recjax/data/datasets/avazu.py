@@ -18,11 +18,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from recjax.data.datasets.options import open_as
+from recjax.data.datasets.readers import RawFiles
 from recjax.data.prepare import day_split
 from recjax.data.prepare.chunk import Chunk, Column, RawFeature, Unlabelled
 from recjax.data.prepare.ids import Frequency, Hash, Modulo
 from recjax.data.text.fields import Faults, Rows
-from recjax.data.text.source_files import find_file, require_source, sha256
+from recjax.data.text.source_files import find_file, require_source
 from recjax.data.text.table import Form, names_of, read_rows
 from recjax.errors import DataError
 from recjax.settings.values import check_ranges
@@ -70,7 +71,7 @@ def open_raw(config: Avazu, source: str | os.PathLike[str] | None) -> AvazuReade
     return AvazuReader(config, file)
 
 
-class AvazuReader:
+class AvazuReader(RawFiles):
     """Hands the log to the preparation in the order of the file (a `recjax.data.prepare.chunk.Reader`)."""
 
     name = Avazu.kind
@@ -87,7 +88,7 @@ class AvazuReader:
         Raises:
           DataError: the file cannot be read, or has too few days.
         """
-        self._file, self._skip = file, config.on_error == "skip"
+        self._raw, self._skip = (file,), config.on_error == "skip"
         days = config.validation_days, config.test_days
         self.splits = day_split.in_words(*days)
         found, self._rows_in_all = set(), 0
@@ -95,10 +96,6 @@ class AvazuReader:
             found |= set(_day_and_hour(rows)[0][rows.ok].tolist())
             self._rows_in_all += len(rows)
         self._day_splits = day_split.choose(found, *days, file)
-
-    def files(self) -> dict[str, str]:
-        """File name -> sha256 of the raw file."""
-        return {self._file.name: sha256(self._file)}
 
     def chunks(self, start: int) -> Iterator[Chunk]:
         """Chunk number `start` and all later ones."""
@@ -110,7 +107,7 @@ class AvazuReader:
                 yield dataclasses.replace(chunk, skipped=skipped, done=read / self._rows_in_all)
 
     def _rows(self, faults: Faults, columns: tuple[str, ...]) -> Iterator[Rows]:
-        return read_rows(self._file, _FORM, faults, columns)
+        return read_rows(self._raw[0], _FORM, faults, columns)
 
     def _chunk(self, rows: Rows) -> Chunk:
         clicks = rows.integers("click", 0, 1)

@@ -17,6 +17,7 @@ import numpy as np
 
 from recjax.data import counter_rng
 from recjax.data.datasets.options import open_as
+from recjax.data.datasets.readers import RawFiles
 from recjax.data.prepare.chunk import Chunk, Column, RawFeature
 from recjax.data.prepare.dense_columns import DenseTransform
 from recjax.data.prepare.ids import Frequency, Hash, Modulo
@@ -109,7 +110,7 @@ def open_raw(config: CriteoKaggle | Criteo1TB, source: str | os.PathLike[str] | 
     return CriteoReader(config, [file], lambda lines: lines // 7, "the last seventh of the file (day 7)", 0.0)
 
 
-class CriteoReader:
+class CriteoReader(RawFiles):
     """Reads files of this format (a `recjax.data.prepare.chunk.Reader`)."""
 
     label = "the ad was clicked"
@@ -141,7 +142,7 @@ class CriteoReader:
             self.dense = (MISSING,)
             self.features = (*(RawFeature(name, optional=True) for name in DENSE), *self.features)
         self._convention, self._seed, self._skip = config.split, config.split_seed, config.on_error == "skip"
-        self._paths, self._held_out, self._subsample = files, held_out, subsample_negatives
+        self._raw, self._held_out, self._subsample = files, held_out, subsample_negatives
         self._piece_bytes = piece_bytes
         if config.split == "random":
             self.splits = f"random: 80, 10 and 10% of the rows, seed {config.split_seed}"
@@ -156,16 +157,12 @@ class CriteoReader:
     @functools.cached_property
     def _files(self) -> list[TextFile]:
         with ThreadPoolExecutor(_THREADS) as pool:
-            return list(ahead(pool, _THREADS, lambda path: scan(path, self._piece_bytes), self._paths))
-
-    def files(self) -> Mapping[str, str]:
-        """File name -> sha256; reads all files."""
-        return {path.name: source_files.sha256(path) for path in self._paths}
+            return list(ahead(pool, _THREADS, lambda path: scan(path, self._piece_bytes), self._raw))
 
     @property
     def paths(self) -> Sequence[Path]:
         """The raw files, in the order of time."""
-        return self._paths
+        return self._raw
 
     def scan(self, path: Path) -> TextFile:
         """Looks at one of the files, from end to end."""

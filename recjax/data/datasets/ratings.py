@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,11 +16,11 @@ import numpy as np
 
 from recjax.data.baselines import mean_baselines
 from recjax.data.datasets.options import PathConfig
+from recjax.data.datasets.readers import HeldRows
 from recjax.data.prepare.chunk import Chunk, Column, RawFeature
 from recjax.data.prepare.dense_columns import Line
 from recjax.data.text.fields import Faults, Rows
 from recjax.data.text.side_tables import KeyedTable, refuse_repeated
-from recjax.data.text.source_files import sha256
 from recjax.data.text.table import Form, read_rows
 from recjax.errors import DataError
 
@@ -30,7 +30,6 @@ SPLITS = (
     "ordered by time (ties by line): the last 20% are test; of the rest, the last validation_fraction are validation "
     "and the others train; vocabularies come from train only"
 )
-_CHUNK_ROWS = 2**17
 _YEAR = re.compile(rb"\(([0-9]{4})\)\s*$")
 
 
@@ -169,7 +168,7 @@ def split_genres(rows: Rows) -> list[list[bytes]]:
     return [[genre for genre in text.split(b"|") if genre not in (b"", none)] for text in rows.text("genres").tolist()]
 
 
-class RatingsReader:
+class RatingsReader(HeldRows):
     """Hands ratings to the preparation, in the order of time (a `recjax.data.prepare.chunk.Reader`)."""
 
     dense = DENSE
@@ -197,12 +196,12 @@ class RatingsReader:
           tags: the tags, and how many of a movie's latest ones (before the rating) become the feature "tags".
           skipped: kind of fault -> lines that were left out.
         """
-        self.name, self._files = config.kind, files
+        self.name, self._raw = config.kind, files
         self._ratings, self._movies, self._users, self._tags = ratings, movies, users, tags
         self._skipped = skipped
         self.label = f"rating >= {config.threshold:g}"
         self._labels = (ratings.ratings >= config.threshold).astype(np.float32)
-        rows = len(ratings.times)
+        self._count = rows = len(ratings.times)
         self._known = rows - rows // 5
         self._train = self._known - int(self._known * config.validation_fraction)
         self._genre_starts = np.cumsum(movies.counts) - movies.counts
@@ -221,21 +220,12 @@ class RatingsReader:
         ]
         self.lines = dense_lines(int(ratings.times[0]), int(ratings.times[self._train - 1]))
 
-    def files(self) -> dict[str, str]:
-        """File name -> sha256 of every raw file."""
-        return {file.name: sha256(file) for file in self._files}
-
     @property
     def about(self) -> dict[str, Any]:
         """The `mean_baselines`."""
         return {"baselines": mean_baselines(self._ratings.users, self._ratings.movies, self._labels, self._known)}
 
-    def chunks(self, start: int) -> Iterator[Chunk]:
-        """Chunk number `start` and all later ones."""
-        for first in range(start * _CHUNK_ROWS, len(self._labels), _CHUNK_ROWS):
-            yield self._chunk(slice(first, first + _CHUNK_ROWS), self._skipped if first == 0 else {})
-
-    def _chunk(self, part: slice, skipped: Mapping[str, int]) -> Chunk:
+    def _chunk(self, part: slice) -> Chunk:
         ratings, movies = self._ratings, self._movies
         users, times = ratings.users[part], ratings.times[part]
         movie_at = np.searchsorted(movies.ids, ratings.movies[part])
@@ -250,14 +240,12 @@ class RatingsReader:
             columns |= self._users.of(users)
         if self._tags is not None:
             columns["tags"] = _tags_before(*self._tags, ratings.movies[part], times)
-        rows = np.arange(len(self._labels))[part]
+        rows = np.arange(part.start, part.stop)
         return Chunk(
             labels=self._labels[part],
             dense=np.stack([times, years], axis=1).astype(np.float64),
             columns=columns,
             split=(rows >= self._train).astype(np.uint8) + (rows >= self._known).astype(np.uint8),
-            skipped=skipped,
-            done=min(part.stop, len(self._labels)) / len(self._labels),
         )
 
 

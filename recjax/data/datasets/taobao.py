@@ -18,13 +18,14 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from recjax.data.datasets.options import open_as
+from recjax.data.datasets.readers import RawFiles
 from recjax.data.prepare import day_split
 from recjax.data.prepare.chunk import Chunk, Column, RawFeature
 from recjax.data.prepare.dense_columns import DenseTransform
 from recjax.data.prepare.ids import Frequency, Hash, Modulo
 from recjax.data.text.fields import Faults, Rows
 from recjax.data.text.side_tables import read_keyed
-from recjax.data.text.source_files import find_file, require_source, sha256
+from recjax.data.text.source_files import find_file, require_source
 from recjax.data.text.table import Form, read_rows
 from recjax.settings.values import check_ranges
 
@@ -78,7 +79,7 @@ def open_raw(config: Taobao, source: str | os.PathLike[str] | None) -> TaobaoRea
     return TaobaoReader(config, require_source(config.kind, source))
 
 
-class TaobaoReader:
+class TaobaoReader(RawFiles):
     """Hands the log to the preparation in the order of the file (a `recjax.data.prepare.chunk.Reader`)."""
 
     name = Taobao.kind
@@ -101,23 +102,19 @@ class TaobaoReader:
             self.dense = ("price", *_LEVELS)
             self.features = tuple(feature for feature in self.features if feature.name in _FEW)
         names = ("raw_sample.csv", "ad_feature.csv", "user_profile.csv")
-        self._files = tuple(find_file(source, name) for name in names)
+        self._raw = tuple(find_file(source, name) for name in names)
         self._skip = config.on_error == "skip"
         days = config.validation_days, config.test_days
         self.splits = day_split.in_words(*days)
         faults = Faults(self._skip)
-        self._ads = read_keyed(self._files[1], _form("adgroup_id", *_AD, "price"), "adgroup_id", _ad, faults)
-        self._users = read_keyed(self._files[2], _form("userid", *_PROFILE), "userid", _profile, faults)
+        self._ads = read_keyed(self._raw[1], _form("adgroup_id", *_AD, "price"), "adgroup_id", _ad, faults)
+        self._users = read_keyed(self._raw[2], _form("userid", *_PROFILE), "userid", _profile, faults)
         self._skipped = faults.drain()
         found, self._rows_in_all = set(), 0
         for rows in self._rows(faults, ("time_stamp",)):
             found |= set((_local_time(rows)[rows.ok] // 86400).tolist())
             self._rows_in_all += len(rows)
-        self._day_splits = day_split.choose(found, *days, self._files[0])
-
-    def files(self) -> dict[str, str]:
-        """File name -> sha256 of every raw file."""
-        return {file.name: sha256(file) for file in self._files}
+        self._day_splits = day_split.choose(found, *days, self._raw[0])
 
     def chunks(self, start: int) -> Iterator[Chunk]:
         """Chunk number `start` and all later ones."""
@@ -132,7 +129,7 @@ class TaobaoReader:
                 yield dataclasses.replace(chunk, skipped=skipped, done=read / self._rows_in_all)
 
     def _rows(self, faults: Faults, columns: tuple[str, ...]) -> Iterator[Rows]:
-        return read_rows(self._files[0], _form(*_SAMPLES), faults, columns)
+        return read_rows(self._raw[0], _form(*_SAMPLES), faults, columns)
 
     def _chunk(self, rows: Rows) -> Chunk:
         clicks, time = rows.integers("clk", 0, 1), _local_time(rows)

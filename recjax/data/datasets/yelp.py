@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -25,6 +25,7 @@ import numpy as np
 from recjax.data import counter_rng
 from recjax.data.datasets.options import open_as
 from recjax.data.datasets.ratings import ranges
+from recjax.data.datasets.readers import HeldRows
 from recjax.data.datasets.yelp_files import (
     COLUMNS,
     Businesses,
@@ -38,11 +39,10 @@ from recjax.data.prepare.chunk import Chunk, Column, RawFeature
 from recjax.data.prepare.dense_columns import DenseTransform
 from recjax.data.prepare.ids import Frequency, Hash
 from recjax.data.text.fields import Faults
-from recjax.data.text.source_files import find_file, require_source, sha256
+from recjax.data.text.source_files import find_file, require_source
 from recjax.errors import ConfigError, DataError
 from recjax.settings.values import check_ranges
 
-_CHUNK_ROWS = 2**17
 _DAY = 86400
 _PURPOSE = 4  # keeps the draw of splits apart from those of `recjax.data.pipeline`
 _ATTRIBUTES = ("review_count", "average_stars", "useful", "funny", "cool", "fans")  # of users, for businesses
@@ -97,7 +97,7 @@ def open_raw(config: Yelp, source: str | os.PathLike[str] | None) -> ReviewReade
     return made(config, files, Faults(config.on_error == "skip"))
 
 
-class ReviewReader:
+class ReviewReader(HeldRows):
     """Hands reviews to the preparation (a `recjax.data.prepare.chunk.Reader`)."""
 
     name = Yelp.kind
@@ -121,7 +121,7 @@ class ReviewReader:
         Raises:
           DataError: see `open_raw`.
         """
-        self._files = files
+        self._raw = tuple(files.values())
         self.label = f"stars > {config.above:g}"
         self._shops = read_businesses(files["business"], faults)
         user_ids, since, _ = read_users(files["user"], faults)
@@ -132,7 +132,7 @@ class ReviewReader:
         self._since = np.where(at >= 0, since[at], -1)
         self._labels = (reviews.stars > config.above).astype(np.float32)
         self._history = [_before(keys, reviews) for keys in (reviews.users, reviews.businesses)]
-        rows = len(reviews.times)
+        self._count = rows = len(reviews.times)
         known = rows - int(rows * config.test_fraction)
         train = known - int(known * config.validation_fraction)
         self._split = np.repeat(np.arange(3, dtype=np.uint8), [train, known - train, rows - known])
@@ -146,19 +146,8 @@ class ReviewReader:
             + ("; rows of a split are grouped by business" if grouped else "")
         )
 
-    def files(self) -> dict[str, str]:
-        """File name -> sha256 of every raw file."""
-        return {file.name: sha256(file) for file in self._files.values()}
-
-    def chunks(self, start: int) -> Iterator[Chunk]:
-        """Chunk number `start` and all later ones."""
-        for first in range(start * _CHUNK_ROWS, len(self._order), _CHUNK_ROWS):
-            chunk = self._chunk(self._order[first : first + _CHUNK_ROWS])
-            done = min(1.0, (first + _CHUNK_ROWS) / len(self._order))
-            yield dataclasses.replace(chunk, skipped=self._skipped if first == 0 else {}, done=done)
-
-    def _chunk(self, rows: np.ndarray) -> Chunk:
-        reviews = self._reviews
+    def _chunk(self, part: slice) -> Chunk:
+        reviews, rows = self._reviews, self._order[part]
         users, businesses = reviews.users[rows], reviews.businesses[rows]
         columns = {"user": Column(reviews.user_ids[users]), "business": Column(reviews.business_ids[businesses])}
         since = self._since[users]
@@ -172,7 +161,7 @@ class ReviewReader:
         )
 
 
-class BusinessReader:
+class BusinessReader(HeldRows):
     """Hands businesses to the preparation: is one above 4 stars?
 
     So does the UW-Madison study of distributed DLRM: reviews are joined with their users and grouped by business, and
@@ -192,7 +181,7 @@ class BusinessReader:
 
     def __init__(self, config: Yelp, files: Mapping[str, Path], faults: Faults) -> None:
         """Reads all files; the arguments are as for `ReviewReader`."""
-        self._files = files
+        self._raw = tuple(files.values())
         self.label = f"a business's stars > {config.above:g}"
         self._shops = shops = read_businesses(files["business"], faults, stars=True)
         user_ids, since, attributes = read_users(files["user"], faults, _ATTRIBUTES)
@@ -207,6 +196,7 @@ class BusinessReader:
         counts = np.bincount(shop, minlength=m)
         self._dense = np.column_stack([counts, *(_mean_by(shop, column, m) for column in joined.T)])
         rows = np.flatnonzero(counts)
+        self._count = len(rows)
         if not len(rows):
             raise DataError(
                 f"{files['review']} has no review of a business that {files['business']} has. Download both again."
@@ -221,22 +211,9 @@ class BusinessReader:
             f"last {config.validation_fraction:g} validation and the others train; vocabularies come from train only"
         )
 
-    def files(self) -> dict[str, str]:
-        """File name -> sha256 of every raw file."""
-        return {file.name: sha256(file) for file in self._files.values()}
-
-    def chunks(self, start: int) -> Iterator[Chunk]:
-        """Chunk number `start` and all later ones."""
-        for first in range(start * _CHUNK_ROWS, len(self._order), _CHUNK_ROWS):
-            rows = self._order[first : first + _CHUNK_ROWS]
-            yield Chunk(
-                labels=self._labels[rows],
-                dense=self._dense[rows],
-                columns=_facts(self._shops, rows),
-                split=self._split[first : first + _CHUNK_ROWS],
-                skipped=self._skipped if first == 0 else {},
-                done=min(1.0, (first + _CHUNK_ROWS) / len(self._order)),
-            )
+    def _chunk(self, part: slice) -> Chunk:
+        rows = self._order[part]
+        return Chunk(self._labels[rows], self._dense[rows], _facts(self._shops, rows), self._split[part])
 
 
 def _facts(shops: Businesses, at: np.ndarray) -> dict[str, Column]:
