@@ -1,4 +1,4 @@
-"""Parts that readers of raw files share (see `recjax.data.prepare.chunk.Reader`): checksums, chunks of rows in memory."""
+"""Parts that readers of raw files (`recjax.data.prepare.chunk.Reader`) share: checksums, chunks of rows in memory."""
 
 from __future__ import annotations
 
