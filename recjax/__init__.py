@@ -34,7 +34,7 @@ def load(preset: str | Path, *overrides: Overrides, **settings: Any) -> RunConfi
       **settings: likewise.
 
     Raises:
-      ConfigError: an unknown preset or key, or a value that does not fit.
+      ConfigError: an unknown preset or key (with the nearest valid names), or a value that does not fit.
     """
     from recjax.config import presets
     from recjax.errors import ConfigError
@@ -194,14 +194,22 @@ def predict(
       out: the run folder, which is all that is needed.
       input: the rows: .jsonl, the text of Criteo or Avazu, or a folder of prepared data; of a table of one's own also
         Parquet, ORC, CSV or Arrow, and a table in Python as `prepare` takes it.
-      scores: the file to write, .csv or .jsonl.
+      scores: the file to write, .csv or .jsonl, one line a row in the order of the input: the row's number from 1, the
+        logit, the probability of label 1 (of several labels what `recjax.serving.outputs.names` says), and `columns`.
+        It is replaced as a whole, at the end.
       *overrides: see above, for example another "mesh.devices"; on_error="skip" leaves malformed rows out.
       split: of a folder.
       step: a step that has a checkpoint, or "newest"; None takes the one that validation chose, or else the newest.
-      columns: of the input that the scores carry as they are given there: names, or "all".
+      columns: of the input that the scores carry as they are given there: names, in a sequence or with commas between
+        them, or "all". Of a folder the features, by value where the data tell, and the dense columns.
       overwrite: replace `scores` even if it is no file of scores.
       trust_code: as for `evaluate`.
       **settings: overrides as keywords.
+
+    Returns:
+      {"step", "input", "out", "rows", "skipped", "mean_probability"}: "rows" that were scored, and "skipped" ones. Of
+      several labels "mean_prediction", by label, takes the place of the last. Of data with conditions (`where`) also
+      "left_out", the rows that do not keep to them.
 
     Raises:
       RecjaxError: see recjax.errors for the kinds.
@@ -243,10 +251,12 @@ def export(
       *overrides: see above, for example another "mesh.devices".
       step: a step that has a checkpoint, or "newest"; None takes the one that validation chose, or else the newest.
       format: "stablehlo" for JAX (extra `export`), or "onnx" for onnxruntime (extra `onnx`).
-      quantize: how rows of tables are written; "none": as they are held.
+      quantize: how rows of tables are written: "none" as they are held, "bfloat16", or "int8" or "int4" with a float32
+        scale and bias each (see `recjax.embedding.quantize`).
       platforms: where StableHLO is to run: some of "cpu", "cuda" and "tpu".
       user: features that all candidates of a request have in common: they are looked up once for all of them.
-      disk: tables that stay on disk, of which the loader keeps rows in a cache; or "all".
+      disk: tables that stay on disk, of which the loader keeps rows in a cache; or "all". So do those that share a
+        feature with them.
       trust_code: as for `evaluate`.
       **settings: overrides as keywords.
 

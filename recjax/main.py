@@ -47,12 +47,7 @@ from recjax.utils.host_memory import peak_bytes
 def train(config: RunConfig, out: Path | str | None = None) -> dict[str, Any]:
     """Trains, or resumes what an earlier call with the same config left in `out`.
 
-    Args:
-      config: from `presets.load`, or built in Python.
-      out: the run folder; see `RunFolder` for what it will hold. None takes `presets.default_out`.
-
-    Returns:
-      The content of summary.json.
+    Arguments and result are those of `recjax.fit`; see `RunFolder` for what `out` will hold.
     """
     began = time.monotonic()
     if distributed.place() is not None and not distributed.joined():
@@ -191,15 +186,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluates a checkpoint of a run. Draws calibration.png in the run folder.
 
-    Args:
-      run: a run folder.
-      overrides: changes to its config that keep the model, for example "mesh.devices=1" or "data.path=...".
-      splits: one or more of "train", "validation" and "test".
-      step: a step that has a checkpoint, or "newest"; None takes the one that validation chose, or else the newest.
-      details: what to find out beyond the plain measures; None takes the defaults.
-      rows: a table with labels, or its file, in place of the test split (see `labelled_rows.with_rows`); None: none.
-      trust_code: run the copy of the model's code in the run folder if the original is gone or another. Do so only
-        for a folder whose maker you trust.
+    The arguments are those of `recjax.evaluate`; overrides are texts, such as "mesh.devices=1", and `rows` its `input`.
 
     Returns:
       {"step", "split", and what `evaluation.report` gives}; of several splits {"step", "splits": {split: that}}.

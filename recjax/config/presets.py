@@ -37,15 +37,7 @@ def run_hash(config: RunConfig, ignore: Collection[str] = ()) -> str:
 
 
 def load(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Loads a preset and applies overrides.
-
-    Args:
-      preset: a name in configs/, or the path of a Python file that defines `config = RunConfig(...)`.
-      overrides: texts like "train.batch_size=512" or "embedding.optimizer=sgd".
-
-    Raises:
-      ConfigError: unknown preset or key (with the nearest valid names), or a value of the wrong type.
-    """
+    """Loads a preset and applies overrides, texts like "train.batch_size=512": see `recjax.load`."""
     path = preset_files.find_preset(preset)
     config, _ = preset_files.load_preset_module(path)
     if not isinstance(config, RunConfig):

@@ -145,18 +145,7 @@ def prepare(
 def prepare_object(
     data: Any, label: str, out: str | os.PathLike[str], overrides: Sequence[str], **more: Any
 ) -> dict[str, Any]:
-    """A table from Python to prepared blocks.
-
-    Args:
-      data: the table, or a path as `Table.from_` takes it.
-      label: column of the label.
-      out: the folder to make.
-      overrides: changes to the default `Table`.
-      **more: the other arguments of `own_table.prepare_object`.
-
-    Returns:
-      As `prepare`.
-    """
+    """A table from Python to prepared blocks: `recjax.prepare`, of texts; the result is that of `prepare`."""
     config = settings.override(Table(label=label), overrides)
     if isinstance(data, (str, os.PathLike)) and more["validation"] is None and more["test"] is None:
         return prepare(config, data, out, overwrite=more["overwrite"])

@@ -70,22 +70,7 @@ def export(
 ) -> dict[str, Any]:
     """Writes a checkpoint of a run as a folder that `loader.py` in it can run.
 
-    Args:
-      run: a run folder.
-      out: the folder to write; must not exist, or be empty.
-      overrides: changes to the config that keep the model, for example "mesh.devices=1".
-      step: of the checkpoint, or "newest"; None takes the one that validation chose, or else the newest.
-      quantize: how rows of tables are written: "none" as they are held, "bfloat16", or "int8" or "int4" with a float32
-        scale and bias each (see `recjax.embedding.quantize`).
-      platforms: some of "cpu", "cuda" and "tpu"; of StableHLO.
-      format: "stablehlo" for JAX, or "onnx" for onnxruntime on CPUs.
-      user: features that all candidates of a request have in common, which are then looked up once for all of them.
-      disk: tables that stay on disk, of which the loader keeps rows in a cache; or "all". So do those that share a
-        feature with them.
-      trust_code: as for `main.evaluate`.
-
-    Returns:
-      {"out", "step", "format", "quantize", "platforms", "user", "on_disk", "tables", "table_bytes", "bytes"}.
+    Arguments and results are those of `recjax.export`; overrides are texts, such as "mesh.devices=1".
 
     Raises:
       ConfigError: no run or checkpoint, flatbuffers or onnx is not installed, a folder that is in use, a feature or
@@ -126,22 +111,9 @@ def write(
     user: Sequence[str] = (),
     disk: Sequence[str] = (),
 ) -> dict[str, int]:
-    """`export` of a state in memory; gives the bytes of each file.
+    """`export` of a state in memory, after so many steps; gives the bytes of each file.
 
-    Args:
-      trainer: of the state.
-      state: what is exported.
-      step: steps done.
-      out: as for `export`.
-      quantize: likewise.
-      platforms: likewise.
-      data: what the run kept of its data; None: it has no files.
-      format: as for `export`.
-      user: likewise.
-      disk: likewise.
-
-    Raises:
-      ConfigError, TrainingError: as for `export`.
+    Other arguments and what is raised are those of `export`; `data` is what the run kept of its data, if it has files.
     """
     schema = trainer.source.schema
     names = [feature.name for feature in schema.features]

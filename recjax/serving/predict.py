@@ -57,26 +57,8 @@ def predict(
 ) -> dict[str, Any]:
     """Writes a score for every row.
 
-    Args:
-      run: a run folder.
-      input: a file of raw rows (see `rows.read`), or a folder of prepared data.
-      out: the file to write, one line a row in the order of the input: the row's number from 1, the logit, the
-        probability of label 1 (of several labels what `outputs.names` says), and `columns`; as CSV if its name ends in
-        .csv, as JSON Lines if it ends in .jsonl. It is replaced as a whole, at the end.
-      overrides: changes to the config that keep the model, for example "mesh.devices=1"; and "on_error=skip", which
-        leaves malformed rows of a file out of the scores.
-      split: of a folder.
-      step: of the checkpoint, or "newest"; None takes the one that validation chose, or else the newest.
-      columns: of the input that the scores carry, as they are given there: names, in a sequence or with commas between
-        them, or "all". Of a folder the features, by value where the data tell, and the dense columns.
-      overwrite: replace `out` even if it is no file of scores.
-      trust_code: as for `main.evaluate`.
-      opened: gives trainer, state and step for `overrides` without "on_error"; None opens the run here.
-
-    Returns:
-      {"step", "input", "out", "rows", "skipped", "mean_probability"}: "rows" that were scored, and "skipped" ones. Of
-      several labels "mean_prediction", by label, takes the place of the last. Of data with conditions (`where`) also
-      "left_out", the rows that do not keep to them.
+    Arguments and results are those of `recjax.predict`, of a file or folder; overrides are texts, such as
+    "on_error=skip". `opened` gives trainer, state and step for them without "on_error"; None opens the run here.
 
     Raises:
       ConfigError: no run or checkpoint, a format or column that is not known, or a file that is not to be replaced.

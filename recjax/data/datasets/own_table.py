@@ -197,16 +197,7 @@ def prepare_object(
     test: Any = None,
     overwrite: bool = False,
 ) -> PreparedSource:
-    """Prepares a table that Python holds.
-
-    Args:
-      config: the options.
-      data: as for `recjax.data.arrow.spool.spool`.
-      out: as for `prepare_data`, which also says what is raised.
-      validation: a table of rows that validate; None: as the config says.
-      test: likewise of the test.
-      overwrite: likewise.
-    """
+    """Prepares a table that Python holds; arguments are those of `recjax.prepare`, and what is raised."""
     given = {"train": data, "validation": validation, "test": test}
     given = {split: table for split, table in given.items() if table is not None or split == "train"}
     if both := [split for split in given if split in config.apart]:
