@@ -35,6 +35,14 @@ def info(*words: str) -> None:
     _LOGGER.info(" ".join(words))
 
 
+def write(to: TextIO | None, text: str) -> None:
+    """Writes text as it is, if there is where; work goes on when nobody listens any more (a closed pipe, say)."""
+    if to is not None:
+        with contextlib.suppress(OSError, ValueError):
+            to.write(text)
+            to.flush()
+
+
 def stream() -> TextIO | None:
     """Returns standard error, for a line of progress; None where the logger is silent."""
     return sys.stderr if _LOGGER.isEnabledFor(logging.INFO) else None

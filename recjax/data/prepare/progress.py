@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import time
 
@@ -43,23 +42,17 @@ class PrepareProgress:
         text = f"{self._stage}: {rows:,} rows  {(rows - self._rows) / seconds:,.0f} rows/s  {left} left"
         if self._terminal:
             self._open = True
-            self._write(f"\r{text[: shutil.get_terminal_size().columns - 1]}\x1b[K")
+            log.write(self._stream, f"\r{text[: shutil.get_terminal_size().columns - 1]}\x1b[K")
         else:
-            self._write(f"{text}\n")
+            log.write(self._stream, f"{text}\n")
 
     def note(self, text: str) -> None:
         """Writes a line of its own."""
         self.close()
-        self._write(f"{text}\n")
+        log.write(self._stream, f"{text}\n")
 
     def close(self) -> None:
         """Ends an open line."""
         if self._open:
-            self._write("\n")
+            log.write(self._stream, "\n")
         self._open = False
-
-    def _write(self, text: str) -> None:
-        if self._stream is not None:
-            with contextlib.suppress(OSError, ValueError):  # nobody listens any more
-                self._stream.write(text)
-                self._stream.flush()

@@ -58,22 +58,15 @@ class Trackers:
             require(name)
         self._opened = [_OPEN[name](run, settings) for name in names]
         if self._opened and lines:
-            self._write([json.loads(line) for line in lines.splitlines()])
+            self.write([json.loads(line) for line in lines.splitlines()])
 
-    def write(self, line: Mapping[str, Any]) -> None:
-        """Adds a line of metrics.jsonl, as JSON has it.
-
-        Raises:
-          TrainingError: no space, or a tracker's own failure.
-        """
-        self._write([line])
-
-    def _write(self, lines: Sequence[Mapping[str, Any]]) -> None:
+    def write(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """See `Tracker.write`."""
         for tracker in self._opened:
             tracker.write(lines)
 
     def close(self) -> None:
-        """Closes them."""
+        """See `Tracker.close`."""
         for tracker in self._opened:
             tracker.close()
 
@@ -144,7 +137,7 @@ class MetricsFile(contextlib.AbstractContextManager["MetricsFile"]):
                 left = left[self._file.write(left) :]
         except OSError as error:
             raise disk_error(self._path, error, len(data)) from error
-        self._trackers.write(json.loads(text))
+        self._trackers.write([json.loads(text)])
 
     def close(self) -> None:
         """Closes the file."""
@@ -291,9 +284,9 @@ class Progress:
             with contextlib.suppress(OSError, ValueError):
                 self._bar.note(text)
         elif self._terminal and self._line:
-            self._write(f"\r\x1b[K{text}\n{self._line}")
+            log.write(self._stream, f"\r\x1b[K{text}\n{self._line}")
         else:
-            self._write(f"{text}\n")
+            log.write(self._stream, f"{text}\n")
 
     def close(self) -> None:
         """Ends the line, so that what is printed next starts on its own."""
@@ -302,7 +295,7 @@ class Progress:
                 self._bar.close()
             self._bar = None
         if self._terminal and self._line:
-            self._write("\n")
+            log.write(self._stream, "\n")
         self._line = ""
 
     def _draw(self, step: int, loss: float) -> None:
@@ -316,18 +309,11 @@ class Progress:
                 self._bar.update(step, text)
             return
         if not self._terminal:
-            self._write(f"{text}\n")
+            log.write(self._stream, f"{text}\n")
             return
         # A line that wraps cannot be overwritten.
         self._line = text[: shutil.get_terminal_size().columns - 1]
-        self._write(f"\r{self._line}\x1b[K")
-
-    def _write(self, text: str) -> None:
-        # Training goes on when nobody listens any more (a closed pipe or terminal).
-        if self._stream is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self._stream.write(text)
-                self._stream.flush()
+        log.write(self._stream, f"\r{self._line}\x1b[K")
 
 
 def _rate(then: tuple[float, int, int], now: tuple[float, int, int]) -> float:
