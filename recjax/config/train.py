@@ -18,7 +18,7 @@ import optax
 from recjax.config import choice
 from recjax.config.optax_rules import DenseOptax
 from recjax.config.schedule import Constant, Schedule
-from recjax.embedding.optim import check_adagrad, check_adam, check_not_negative, check_rates, check_sgd
+from recjax.embedding.optim import AdamSettings, Rates, SgdSettings, check_adagrad, check_not_negative
 from recjax.embedding.quantize import Precision
 from recjax.errors import ConfigError
 from recjax.settings.values import check_ranges
@@ -27,15 +27,8 @@ DenseSharding = Literal["replicated", "sharded"]
 
 
 @dataclasses.dataclass(frozen=True)
-class DenseRule:
-    """Base of the rules: w = (1 - lr * weight_decay) * w - lr * direction(g + l2 * w)."""
-
-    learning_rate: float = 0.1
-    l2: float = dataclasses.field(default=0.0, kw_only=True)  # times w, added to the gradient
-    weight_decay: float = dataclasses.field(default=0.0, kw_only=True)  # decoupled: w *= 1 - lr * weight_decay
-
-    def __post_init__(self) -> None:
-        check_rates(self)
+class DenseRule(Rates):
+    """Base of the rules."""
 
     def direction(self) -> optax.GradientTransformation:
         """From gradients to what is stepped against."""
@@ -52,16 +45,8 @@ class DenseRule:
 
 
 @dataclasses.dataclass(frozen=True)
-class DenseSgd(DenseRule):
+class DenseSgd(SgdSettings, DenseRule):
     """SGD, with heavy-ball momentum if asked for (optax.sgd)."""
-
-    kind: ClassVar[str] = "sgd"
-    momentum: float = 0.0  # 0 keeps no state
-    nesterov: bool = False  # look ahead along the momentum
-
-    def __post_init__(self) -> None:
-        check_rates(self)
-        check_sgd(self)
 
     def direction(self) -> optax.GradientTransformation:
         """From gradients to what is stepped against."""
@@ -81,7 +66,7 @@ class DenseAdagrad(DenseRule):
     eps: float = 1e-7  # added to the root
 
     def __post_init__(self) -> None:
-        check_rates(self)
+        super().__post_init__()
         check_adagrad(self)
 
     def direction(self) -> optax.GradientTransformation:
@@ -100,18 +85,8 @@ class DenseAdagrad(DenseRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class DenseAdam(DenseRule):
+class DenseAdam(AdamSettings, DenseRule):
     """Adam; with `weight_decay` AdamW (optax.adam, optax.adamw)."""
-
-    kind: ClassVar[str] = "adam"
-    learning_rate: float = 1e-3
-    b1: float = 0.9  # decay of the mean of the gradients
-    b2: float = 0.999  # decay of the mean of their squares
-    eps: float = 1e-8  # added to the root
-
-    def __post_init__(self) -> None:
-        check_rates(self)
-        check_adam(self)
 
     def direction(self) -> optax.GradientTransformation:
         """From gradients to what is stepped against."""

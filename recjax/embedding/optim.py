@@ -66,23 +66,6 @@ class OptimizerContext:
     row_mean: Callable[[jax.Array], jax.Array]
 
 
-def check_rates(optimizer: Any) -> None:
-    """Refuses a learning rate that is not positive and finite, and decay that is negative or too strong (ConfigError).
-
-    Args:
-      optimizer: a sparse or a dense one, with `learning_rate`, `l2` and `weight_decay`.
-    """
-    rate = optimizer.learning_rate
-    if not 0 < rate < math.inf:
-        raise ConfigError(f"learning_rate is {rate}; it must be positive and finite.")
-    check_not_negative(optimizer, "l2", "weight_decay")
-    if rate * optimizer.weight_decay >= 1:
-        raise ConfigError(
-            f"weight_decay is {optimizer.weight_decay} and learning_rate {rate}: weights are multiplied by 1 minus "
-            "their product, which must be less than 1. Lower one of them."
-        )
-
-
 def check_not_negative(config: Any, *names: str) -> None:
     """Refuses fields that are negative or not finite (ConfigError)."""
     for name in names:
@@ -90,8 +73,7 @@ def check_not_negative(config: Any, *names: str) -> None:
             raise ConfigError(f"{name} is {getattr(config, name)}; it must be finite and not negative.")
 
 
-def check_fractions(config: Any, *names: str) -> None:
-    """Refuses fields outside of 0 <= x < 1 (ConfigError)."""
+def _check_fractions(config: Any, *names: str) -> None:
     for name in names:
         if not 0 <= getattr(config, name) < 1:
             raise ConfigError(f"{name} is {getattr(config, name)}; it must be at least 0 and below 1.")
@@ -104,32 +86,64 @@ def check_adagrad(optimizer: Any) -> None:
         raise ConfigError("eps and initial_accumulator are both 0: a zero gradient would divide 0 by 0.")
 
 
-def check_adam(optimizer: Any) -> None:
-    """Refuses a `b1` or `b2` outside of 0 <= b < 1, and an `eps` that is not positive and finite (ConfigError)."""
-    check_fractions(optimizer, "b1", "b2")
-    if not 0 < optimizer.eps < math.inf:
-        raise ConfigError(f"eps is {optimizer.eps}; it must be positive and finite: a zero gradient divides 0 by it.")
-
-
-def check_sgd(optimizer: Any) -> None:
-    """Refuses a `momentum` outside of 0 <= x < 1, and `nesterov` without it (ConfigError)."""
-    check_fractions(optimizer, "momentum")
-    if optimizer.nesterov and not optimizer.momentum:
-        raise ConfigError("nesterov is true, but momentum is 0. Give momentum, for example 0.9.")
-
-
 @dataclasses.dataclass(frozen=True)
-class Rule:
-    """Base of most optimizers: w = (1 - lr * weight_decay) * w - lr * direction(G + l2 * w)."""
+class Rates:
+    """Settings of sparse and dense optimizers alike: w = (1 - lr * weight_decay) * w - lr * direction(G + l2 * w)."""
 
-    row_wise: ClassVar[bool] = False  # whether `direction` asks for the mean over each row of the squares of G + l2 * w
     learning_rate: float = 0.1
     l2: float = dataclasses.field(default=0.0, kw_only=True)  # times w, added to the gradient
     weight_decay: float = dataclasses.field(default=0.0, kw_only=True)  # decoupled: w *= 1 - lr * weight_decay
-    every_row: bool = dataclasses.field(default=False, kw_only=True)  # dense-optimizer mode: update untouched rows too
 
     def __post_init__(self) -> None:
-        check_rates(self)
+        rate = self.learning_rate
+        if not 0 < rate < math.inf:
+            raise ConfigError(f"learning_rate is {rate}; it must be positive and finite.")
+        check_not_negative(self, "l2", "weight_decay")
+        if rate * self.weight_decay >= 1:
+            raise ConfigError(
+                f"weight_decay is {self.weight_decay} and learning_rate {rate}: weights are multiplied by 1 minus "
+                "their product, which must be less than 1. Lower one of them."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class SgdSettings(Rates):
+    """Settings of SGD, with heavy-ball momentum or Nesterov's variant, if asked for."""
+
+    kind: ClassVar[str] = "sgd"
+    momentum: float = 0.0  # 0 keeps no state
+    nesterov: bool = False  # look ahead along the momentum
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_fractions(self, "momentum")
+        if self.nesterov and not self.momentum:
+            raise ConfigError("nesterov is true, but momentum is 0. Give momentum, for example 0.9.")
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamSettings(Rates):
+    """Settings of Adam, or with `weight_decay` of AdamW."""
+
+    kind: ClassVar[str] = "adam"
+    learning_rate: float = 1e-3
+    b1: float = 0.9  # decay of the mean of the gradients
+    b2: float = 0.999  # decay of the mean of their squares
+    eps: float = 1e-8  # added to the root
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_fractions(self, "b1", "b2")
+        if not 0 < self.eps < math.inf:
+            raise ConfigError(f"eps is {self.eps}; it must be positive and finite: a zero gradient divides 0 by it.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule(Rates):
+    """Base of most optimizers."""
+
+    row_wise: ClassVar[bool] = False  # whether `direction` asks for the mean over each row of the squares of G + l2 * w
+    every_row: bool = dataclasses.field(default=False, kw_only=True)  # dense-optimizer mode: update untouched rows too
 
     def slots(self, dim: int) -> dict[str, SlotSpec]:
         """Its slots for rows of `dim` columns, by name."""
@@ -154,19 +168,11 @@ class Rule:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sgd(Rule):
+class Sgd(SgdSettings, Rule):
     """w -= lr * G; with momentum m = momentum * m + G; w -= lr * m (heavy ball, as torch.optim.SGD and optax.sgd).
 
     Nesterov's variant steps by G + momentum * m (Sutskever et al. 2013).
     """
-
-    kind: ClassVar[str] = "sgd"
-    momentum: float = 0.0  # 0 keeps no slot
-    nesterov: bool = False  # look ahead along the momentum
-
-    def __post_init__(self) -> None:
-        check_rates(self)
-        check_sgd(self)
 
     def slots(self, dim: int) -> dict[str, SlotSpec]:
         """Its slots for rows of `dim` columns, by name."""
@@ -193,7 +199,7 @@ class Adagrad(Rule):
     initial_accumulator: float = 0.0  # s of a row that was never touched
 
     def __post_init__(self) -> None:
-        check_rates(self)
+        super().__post_init__()
         check_adagrad(self)
 
     def slots(self, dim: int) -> dict[str, SlotSpec]:
@@ -229,7 +235,7 @@ class RowWiseAdagrad(Adagrad):
 
 
 @dataclasses.dataclass(frozen=True)
-class Adam(Rule):
+class Adam(AdamSettings, Rule):
     """Adam: m = b1*m + (1-b1)*G; v = b2*v + (1-b2)*G^2; w -= lr * m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps).
 
     Kingma and Ba 2015; AdamW with `weight_decay`. t is the *global* step, from 1, also for a row that is touched for
@@ -237,16 +243,6 @@ class Adam(Rule):
     up to (1-b1) / sqrt(1-b2) = 3.2 times lr. FBGEMM's ADAM and torch.optim.SparseAdam count in the same way. In lazy
     mode m and v stay as they are while a row is untouched.
     """
-
-    kind: ClassVar[str] = "adam"
-    learning_rate: float = 1e-3
-    b1: float = 0.9  # decay of the mean of the gradients
-    b2: float = 0.999  # decay of the mean of their squares
-    eps: float = 1e-8  # added to the root
-
-    def __post_init__(self) -> None:
-        check_rates(self)
-        check_adam(self)
 
     def slots(self, dim: int) -> dict[str, SlotSpec]:
         """Its slots for rows of `dim` columns, by name."""
