@@ -152,7 +152,7 @@ def test_impossible_options():
 def test_chunks_may_begin_anywhere(tmp_path):
     """What `chunks(start)` promises, with pieces so small that lines cross them."""
     reader = open_raw(CriteoKaggle(), write(tmp_path / "raw", ROWS))
-    small = CriteoReader(CriteoKaggle(), reader._paths, lambda n: n // 7, "", 0.0, piece_bytes=700)
+    small = CriteoReader(CriteoKaggle(), reader.paths, lambda n: n // 7, "", 0.0, piece_bytes=700)
     chunks = list(small.chunks(0))
     assert len(chunks) > 10 and sum(chunk.rows for chunk in chunks) == 70
     for start in (1, 7, len(chunks)):
