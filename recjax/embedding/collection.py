@@ -98,7 +98,7 @@ def _export(held: list[tuple[Group, BoundSegment, jax.Array, Places]], version: 
     """One array of a table, from its segments."""
     spec = held[0][1].spec
     array = held[0][2]
-    dtype = _outside(array.dtype)
+    dtype = outside(array.dtype)
     shape = (spec.rows, spec.dim)[: array.ndim]
     blocks = [
         {_part(group, shard.index): shard.data for shard in reversed(buffer.addressable_shards)}
@@ -189,8 +189,8 @@ def _boxes(pieces: Sequence[Piece], axes: int) -> list[tuple[tuple[int, ...], tu
     return [((a, c)[:axes], (b - a, d - c)[:axes]) for a, b, c, d in found]
 
 
-def _outside(dtype: Any) -> np.dtype[Any]:
-    """The dtype in checkpoints of what a buffer of `dtype` holds."""
+def outside(dtype: Any) -> np.dtype[Any]:
+    """The dtype in checkpoints of what a buffer, or a record of a tier, holds as `dtype`."""
     return np.dtype(jnp.bfloat16 if dtype == jnp.uint16 else dtype)
 
 
@@ -244,7 +244,7 @@ def import_tables(
     for group in bound.groups:  # all are checked before the first is read
         for name, columns in (("rows", 1), *((n, len(s.shape)) for n, s in group.slots().items())):
             for source in sources:
-                _check(group, source, name, columns, _outside(storage_dtype(group, dtype) if name == "rows" else dtype))
+                _check(group, source, name, columns, outside(storage_dtype(group, dtype) if name == "rows" else dtype))
     for group in bound.groups:
         places = _places(group, (homes or {}).get(group.name))
         arrays: dict[str, tuple[tuple[int, ...], Any]] = {"rows": ((group.width,), storage_dtype(group, dtype))}

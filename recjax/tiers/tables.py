@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from recjax.embedding.bound_segment import BoundSegment
 from recjax.embedding.buffers import GroupSlots, Tables
 from recjax.embedding.cells import overlaps
-from recjax.embedding.collection import Saved, export_segment
+from recjax.embedding.collection import Saved, export_segment, outside
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.errors import ConfigError
 from recjax.parallel import distributed
@@ -78,11 +77,6 @@ def _export(group: Group, segment: BoundSegment, host: HostRows, name: str, hot:
         return out
 
     return LazyArray(whole, dtype, read, block_of(whole, dtype))
-
-
-def outside(kind: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in checkpoints of what records hold as `kind`."""
-    return np.dtype(jnp.bfloat16) if kind == np.uint16 else kind
 
 
 def _owner(group: Group, part: int) -> int:

@@ -25,6 +25,7 @@ import numpy as np
 
 from recjax.embedding.bound_segment import BoundSegment
 from recjax.embedding.buffers import NAME_BITS, initial_rows
+from recjax.embedding.collection import outside
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.row_order import RowOrder
 from recjax.errors import TrainingError
@@ -32,7 +33,7 @@ from recjax.parallel import distributed
 from recjax.tiers.host_rows import HostRows
 from recjax.tiers.moves import ROWS
 from recjax.tiers.shares import POSITIONS, of_processes
-from recjax.tiers.tables import Hot, outside
+from recjax.tiers.tables import Hot
 from recjax.utils.lazy_arrays import Index, LazyArray, as_lazy, block_of
 
 WRITTEN = "written"
