@@ -27,16 +27,11 @@ def of_collective(result: Result) -> dict[str, Any]:
     return {
         "collective": name,
         "algorithm": result.system.algorithms.get(name, DEFAULT_ALGORITHMS[name]),
-        "topology": _topology(result),
-        "ranks": result.topology.size,
         "bytes": operation.bytes,
-        "chunks": result.system.chunks,
         "time_ns": rounded(result.time_ns),
         "algorithm_bytes_per_s": algorithmic,
         "bus_bytes_per_s": algorithmic * bus_factor(name, result.topology.size),
-        "busiest_link": busiest_link(result),
-        "bytes_on_links": bytes_on_links(result),
-        **how(result),
+        **_on_network(result),
     }
 
 
@@ -59,16 +54,29 @@ def of_workload(result: Result) -> dict[str, Any]:
     system = result.system
     return {
         **of_played(result),
-        "topology": _topology(result),
-        "chunks": system.chunks,
         "in_flight": system.in_flight,
         "scheduling": system.scheduling,
         "algorithms": DEFAULT_ALGORITHMS | dict(system.algorithms),
-        "ranks": result.topology.size,
         "links": links(result),
+        **_on_network(result),
+    }
+
+
+def _on_network(result: Result) -> dict[str, Any]:
+    """The network and its load; and whether one rank stood for all, and how many events the simulation took.
+
+    "bytes_on_links" are those that all links together carried; a message counts once on each link that it crosses.
+    """
+    return {
+        "topology": ",".join(f"{dim.kind}:{dim.size}" for dim in result.topology.dims),
+        "ranks": result.topology.size,
+        "chunks": result.system.chunks,
         "busiest_link": busiest_link(result),
-        "bytes_on_links": bytes_on_links(result),
-        **how(result),
+        "bytes_on_links": sum(size * result.network.stands_for for size in result.bytes_on.values()),
+        "shortcut": result.shortcut or None,
+        "no_shortcut": result.refused or None,
+        "events": result.events,
+        "lost_segments": result.lost,
     }
 
 
@@ -202,13 +210,19 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
+def _busy(result: Result) -> dict[int, float]:
+    """Shares of time in which links that carried anything are busy."""
+    shares = {link: size / result.network.bandwidth[link] * 1e9 for link, size in result.bytes_on.items()}
+    return {link: ns / result.time_ns if result.time_ns else 0.0 for link, ns in shares.items()}
+
+
 def links(result: Result) -> list[dict[str, Any]]:
     """Shares of time in which links of each dimension and kind are busy: those that carried anything."""
     kinds: dict[tuple[int, str], list[tuple[float, float]]] = {}
     each = result.network.stands_for
-    for link, size in result.bytes_on.items():
-        busy = size / result.network.bandwidth[link] * 1e9 / result.time_ns if result.time_ns else 0.0
-        kinds.setdefault(result.topology.link_kind(result.network.one_of(link)), []).append((size, busy))
+    for link, busy in _busy(result).items():
+        kind = result.topology.link_kind(result.network.one_of(link))
+        kinds.setdefault(kind, []).append((result.bytes_on[link], busy))
     found = []
     for (dimension, kind), used in sorted(kinds.items()):
         count = len(used) * each
@@ -232,9 +246,7 @@ def busiest_link(result: Result) -> dict[str, Any] | None:
     """The link that was busy for the largest share of the time, and how many are as busy; None without messages."""
     if not result.bytes_on or not result.time_ns:
         return None
-    busy = {
-        link: size / result.network.bandwidth[link] * 1e9 / result.time_ns for link, size in result.bytes_on.items()
-    }
+    busy = _busy(result)
     most = max(busy.values())
     alike = [link for link, share in busy.items() if share > most * (1 - 1e-9)]
     return {
@@ -255,29 +267,10 @@ def link_text(link: dict[str, Any] | None) -> str:
     )
 
 
-def bytes_on_links(result: Result) -> float:
-    """Bytes that all links together carried; a message counts once on each link that it crosses."""
-    return sum(size * result.network.stands_for for size in result.bytes_on.values())
-
-
-def how(result: Result) -> dict[str, Any]:
-    """Describes the simulation: whether one rank stood for all, and how many events it took."""
-    return {
-        "shortcut": result.shortcut or None,
-        "no_shortcut": result.refused or None,
-        "events": result.events,
-        "lost_segments": result.lost,
-    }
-
-
 def how_text(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """Describes the simulation for people: whether one rank stood for all, and how many events it took."""
     lost = f"TCP lost {found['lost_segments']:,} segments and sent them again\n" if found["lost_segments"] else ""
     if found["shortcut"]:
         return f"{lost}simulated with {found['events']:,} events; {found['shortcut']}, which is exact here"
     why = f" ({found['no_shortcut']})" if found["no_shortcut"] else ""
     return f"{lost}simulated with {found['events']:,} events, every rank by itself{why}"
-
-
-def _topology(result: Result) -> str:
-    return ",".join(f"{dim.kind}:{dim.size}" for dim in result.topology.dims)
