@@ -64,10 +64,10 @@ def mean_baselines(users: np.ndarray, movies: np.ndarray, labels: np.ndarray, kn
 
 
 def auc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> float:
-    """Share of (positive, negative) pairs that the scores put in the right order; a tie counts half.
+    """Share of (positive, negative) pairs that the scores put in the right order; a tie counts half, nan without pairs.
 
     Args:
-      labels: 0 or 1, [n], both there.
+      labels: 0 or 1, [n].
       scores: [n].
       weights: of the rows, [n]; a pair has the product of its rows'. None for ones.
     """
@@ -75,7 +75,8 @@ def auc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = Non
     _, at = np.unique(scores, return_inverse=True)
     positives, negatives = (np.bincount(at, weights * (labels == label)) for label in (1, 0))
     below = np.cumsum(negatives) - negatives / 2
-    return float(positives @ below / (positives.sum() * negatives.sum()))
+    pairs = positives.sum() * negatives.sum()
+    return float(positives @ below / pairs) if pairs else float("nan")
 
 
 class _Rates:

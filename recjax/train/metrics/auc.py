@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from recjax.data import baselines
 from recjax.train.metrics.samples import Floats, checked_samples
 
 
@@ -31,7 +32,7 @@ def auc(labels_n: ArrayLike, scores_n: ArrayLike, weights_n: ArrayLike | None = 
       TrainingError: a score is not finite, or the shapes differ.
       DataError: a label other than 0 and 1, or a negative or non-finite weight.
     """
-    return of_checked(*checked_samples(labels_n, scores_n, weights_n))
+    return baselines.auc(*checked_samples(labels_n, scores_n, weights_n))
 
 
 def group_aucs(
@@ -62,7 +63,7 @@ def group_aucs(
     groups, scores = groups[order], scores[order]
     positive_w, negative_w = (weights * labels)[order], (weights * (1 - labels))[order]
     new_group = np.concatenate(([True], groups[1:] != groups[:-1]))
-    # Ties first, as in `_auc`; `first_tie` is then where each group begins among them.
+    # Ties first, as in `baselines.auc`; `first_tie` is then where each group begins among them.
     ties = np.flatnonzero(new_group | np.concatenate(([True], scores[1:] != scores[:-1])))
     tie_positives, tie_negatives = np.add.reduceat(positive_w, ties), np.add.reduceat(negative_w, ties)
     first_tie = np.flatnonzero(new_group[ties])
@@ -73,20 +74,3 @@ def group_aucs(
     pairs = positives * negatives
     aucs = np.divide(won, pairs, out=np.full(len(won), np.nan), where=pairs > 0)
     return groups[new_group], aucs, positives + negatives
-
-
-def of_checked(labels_n: Floats, scores_n: Floats, weights_n: Floats) -> float:
-    """`auc` of samples that have been checked."""
-    positives = float(np.sum(weights_n * labels_n))
-    negatives = float(np.sum(weights_n * (1 - labels_n)))
-    if positives == 0 or negatives == 0:
-        return float("nan")
-    order = np.argsort(scores_n)
-    sorted_scores = scores_n[order]
-    positive_w, negative_w = (weights_n * labels_n)[order], (weights_n * (1 - labels_n))[order]
-    # One group per distinct score; a positive gains the negatives of all lower groups and half of its own.
-    starts = np.flatnonzero(np.concatenate(([True], sorted_scores[1:] != sorted_scores[:-1])))
-    group_positives = np.add.reduceat(positive_w, starts)
-    group_negatives = np.add.reduceat(negative_w, starts)
-    below = np.cumsum(group_negatives) - group_negatives
-    return float(np.sum(group_positives * (below + group_negatives / 2)) / (positives * negatives))

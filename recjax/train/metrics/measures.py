@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from recjax.train.metrics.auc import of_checked
+from recjax.data import baselines
 from recjax.train.metrics.samples import Floats, checked_samples
 
 
@@ -34,7 +34,7 @@ def evaluate(labels_n: ArrayLike, logits_n: ArrayLike, weights_n: ArrayLike | No
     """
     checked = checked_samples(labels_n, logits_n, weights_n)
     return {
-        "auc": of_checked(*checked),
+        "auc": baselines.auc(*checked),
         "logloss": _log_loss(*checked),
         "ne": _normalized_entropy(*checked),
         "calibration": _calibration(*checked),
