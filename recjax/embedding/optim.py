@@ -153,6 +153,18 @@ class Rule(Rates):
         """Returns the direction to step against, [U, D], and the new slots."""
         raise NotImplementedError
 
+    def _shape(self, dim: int) -> tuple[int, ...]:
+        """Of a slot that sums squares: a number for each element or, if `row_wise`, for each row."""
+        return () if self.row_wise else (dim,)
+
+    def _squares(self, grads_UxD: jax.Array, at: OptimizerContext) -> jax.Array:
+        """What such a slot takes in: [U, D], or [U]."""
+        return at.row_mean(jnp.square(grads_UxD)) if self.row_wise else jnp.square(grads_UxD)
+
+    def _beside(self, x: jax.Array) -> jax.Array:
+        """What is made of such a slot, beside gradients [U, D]."""
+        return x[:, None] if self.row_wise else x
+
     def regularised(self, rows_UxD: jax.Array, grads_UxD: jax.Array) -> jax.Array:
         """Returns G + l2 * w."""
         return grads_UxD + self.l2 * rows_UxD if self.l2 else grads_UxD
@@ -204,13 +216,12 @@ class Adagrad(Rule):
 
     def slots(self, dim: int) -> dict[str, SlotSpec]:
         """Its slots for rows of `dim` columns, by name."""
-        return {"sum_of_squares": SlotSpec(self.initial_accumulator, (dim,))}
+        return {"sum_of_squares": SlotSpec(self.initial_accumulator, self._shape(dim))}
 
     def direction(self, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
         """Returns the direction to step against, [U, D], and the new slots."""
-        del at
-        s_UxD = slots["sum_of_squares"] + jnp.square(grads_UxD)
-        return grads_UxD / (jnp.sqrt(s_UxD) + self.eps), {"sum_of_squares": s_UxD}
+        s = slots["sum_of_squares"] + self._squares(grads_UxD, at)
+        return grads_UxD / self._beside(jnp.sqrt(s) + self.eps), {"sum_of_squares": s}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,16 +233,6 @@ class RowWiseAdagrad(Adagrad):
 
     kind: ClassVar[str] = "rowwise_adagrad"
     row_wise: ClassVar[bool] = True
-
-    def slots(self, dim: int) -> dict[str, SlotSpec]:
-        """Its slots for rows of `dim` columns, by name."""
-        del dim
-        return {"sum_of_squares": SlotSpec(self.initial_accumulator)}
-
-    def direction(self, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
-        """Returns the direction to step against, [U, D], and the new slots."""
-        s_U = slots["sum_of_squares"] + at.row_mean(jnp.square(grads_UxD))
-        return grads_UxD / (jnp.sqrt(s_U) + self.eps)[:, None], {"sum_of_squares": s_U}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,14 +247,14 @@ class Adam(AdamSettings, Rule):
 
     def slots(self, dim: int) -> dict[str, SlotSpec]:
         """Its slots for rows of `dim` columns, by name."""
-        return {"m": SlotSpec(0.0, (dim,)), "v": SlotSpec(0.0, (dim,))}
+        return {"m": SlotSpec(0.0, (dim,)), "v": SlotSpec(0.0, self._shape(dim))}
 
     def direction(self, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
         """Returns the direction to step against, [U, D], and the new slots."""
         m_UxD = self.b1 * slots["m"] + (1 - self.b1) * grads_UxD
-        v_UxD = self.b2 * slots["v"] + (1 - self.b2) * jnp.square(grads_UxD)
-        root_UxD = jnp.sqrt(v_UxD / _bias(self.b2, at.step, v_UxD.dtype)) + self.eps
-        return m_UxD / _bias(self.b1, at.step, m_UxD.dtype) / root_UxD, {"m": m_UxD, "v": v_UxD}
+        v = self.b2 * slots["v"] + (1 - self.b2) * self._squares(grads_UxD, at)
+        root = jnp.sqrt(v / _bias(self.b2, at.step, v.dtype)) + self.eps
+        return m_UxD / _bias(self.b1, at.step, m_UxD.dtype) / self._beside(root), {"m": m_UxD, "v": v}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,17 +267,6 @@ class PartialRowWiseAdam(Adam):
     kind: ClassVar[str] = "partial_rowwise_adam"
     row_wise: ClassVar[bool] = True
     b2: float = 0.999  # decay of the mean of the rows' mean squares
-
-    def slots(self, dim: int) -> dict[str, SlotSpec]:
-        """Its slots for rows of `dim` columns, by name."""
-        return {"m": SlotSpec(0.0, (dim,)), "v": SlotSpec(0.0)}
-
-    def direction(self, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
-        """Returns the direction to step against, [U, D], and the new slots."""
-        m_UxD = self.b1 * slots["m"] + (1 - self.b1) * grads_UxD
-        v_U = self.b2 * slots["v"] + (1 - self.b2) * at.row_mean(jnp.square(grads_UxD))
-        root_U = jnp.sqrt(v_U / _bias(self.b2, at.step, v_U.dtype)) + self.eps
-        return m_UxD / _bias(self.b1, at.step, m_UxD.dtype) / root_U[:, None], {"m": m_UxD, "v": v_U}
 
 
 def _bias(decay: float, step: jax.Array, dtype: Any) -> jax.Array:
