@@ -55,18 +55,24 @@ class InFlight:
 
 
 @dataclasses.dataclass(frozen=True)
-class HostRouter:
-    """Routes on the host: worker threads find the distinct rows, and the thread that trains lays them out."""
+class _Router:
+    """Base of both."""
 
     bound: BoundPlan
     mesh: Mesh
     dtype: Any
-    depth: ClassVar[int] = 0  # batches that are started before the one that is completed
 
     @functools.cached_property
     def share(self) -> Share:
-        """The devices that it routes for."""
+        """The devices whose samples it lays out."""
         return Share.of(self.mesh)
+
+
+@dataclasses.dataclass(frozen=True)
+class HostRouter(_Router):
+    """Routes on the host: worker threads find the distinct rows, and the thread that trains lays them out."""
+
+    depth: ClassVar[int] = 0  # batches that are started before the one that is completed
 
     def route(self, batch: Batch, batch_size: int, parts: int) -> RoutedBatch:
         """See `route_on_host`."""
@@ -86,18 +92,10 @@ class HostRouter:
 
 
 @dataclasses.dataclass(frozen=True)
-class DeviceRouter:
+class DeviceRouter(_Router):
     """Routes on the devices. The batch after the one that is trained on is started before that one's step."""
 
-    bound: BoundPlan
-    mesh: Mesh
-    dtype: Any
     depth: ClassVar[int] = 1
-
-    @functools.cached_property
-    def share(self) -> Share:
-        """The devices whose samples it lays out."""
-        return Share.of(self.mesh)
 
     def route(self, batch: Batch, batch_size: int, parts: int) -> RoutedBatch:
         """See `device.count_ids`."""
