@@ -31,13 +31,7 @@ _ASSUMPTIONS = (
 
 
 def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Mapping[str, Sequence[Picture]]) -> Report:
-    """The study's report.
-
-    Args:
-      result: of `study.study`.
-      about: of `report.provenance`.
-      pictures: of `draw.pictures`.
-    """
+    """The report of `study.study`; `about` is of `report.provenance`, and pictures of `draw.pictures`."""
     cases = result["compiled"]
     rows = [*_facts(result["facts"]), *_all_reduces(cases), *_all_to_alls(cases), *_variations(cases), *_times(result)]
     size = "model A" if result["full"] else "a smaller model A (every 8th table, layers of 256, 16 samples a rank)"

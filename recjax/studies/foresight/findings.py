@@ -13,13 +13,7 @@ from recjax.studies.report import Picture, Report, Row, Section, Table
 
 
 def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Sequence[Picture]) -> Report:
-    """The study's report.
-
-    Args:
-      result: of `study.study`.
-      about: of `report.provenance`.
-      pictures: of `draw.pictures`.
-    """
+    """The report of `study.study`; `about` is of `report.provenance`, and pictures of `draw.pictures`."""
     rows = [*_errors(result), *_rankings(result["rankings"]), *_signs(result["signs"])]
     drawn = {picture.name: [picture] for picture in pictures}
     errors = Table("predicted over measured time", _error_rows(result["errors"]), (0, 1))

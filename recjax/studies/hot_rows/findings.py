@@ -14,13 +14,7 @@ _FIRST = "row-wise, no dedup"
 
 
 def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Sequence[Picture]) -> Report:
-    """The study's report.
-
-    Args:
-      result: of `study.study`.
-      about: of `report.provenance`.
-      pictures: of `draw.pictures`.
-    """
+    """The report of `study.study`; `about` is of `report.provenance`, and pictures of `draw.pictures`."""
     own = result["about"]
     run = f"{own['model']} on {own['data']}, batches of {own['batch_size']:,}, D={own['dim']}"
     described = result["presence"]

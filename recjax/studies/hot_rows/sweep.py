@@ -119,12 +119,7 @@ def verdict(arms: list[dict[str, Any]], chosen: int) -> dict[str, Any]:
 
 
 def report(result: Mapping[str, Any], about: Mapping[str, Any]) -> Report:
-    """The report of a sweep.
-
-    Args:
-      result: of `sweep`.
-      about: of `report.provenance`.
-    """
+    """The report of `sweep`; `about` is of `report.provenance`."""
     own = result["about"]
     run = f"{own['model']} on {own['data']}, batches of {own['batch_size']:,}, D={own['dim']}"
     notes = ("Wall time of a training step, the next batch being routed meanwhile, of equal batches by turns; medians "

@@ -204,13 +204,7 @@ _OBSERVERS: dict[str, Callable[[Any], list[Row]]] = {
 
 
 def report(found: Mapping[str, Any], about: Mapping[str, Any], pictures: Sequence[Picture]) -> Report:
-    """The study's report.
-
-    Args:
-      found: of `study.run`.
-      about: of `report.provenance`.
-      pictures: of `draw.pictures`.
-    """
+    """The report of `study.run`; `about` is of `report.provenance`, and pictures of `draw.pictures`."""
     sections = []
     if "systems" in found:
         head = ["system", "all-reduce", "two iterations", "computation", "exposed", "raw communication"]
