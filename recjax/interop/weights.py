@@ -89,7 +89,7 @@ def export_weights(
         `load_state_dict` takes.
       overrides: changes to the run's config that keep the model, for example "mesh.devices=1" or "data.path=...".
       step: a step that has a checkpoint, or "newest"; None takes the one that validation chose, or else the newest.
-      trust_code: as for `main.evaluate`.
+      trust_code: as for `recjax.evaluate`.
 
     Returns:
       {"file", "format", "step", "arrays", "values"}: where, what, of which step, and how much.

@@ -111,13 +111,8 @@ class OpenedRun:
     ) -> pa.Table:
         """The scores of rows, in their order: an Arrow table with what `recjax.predict` writes to a file.
 
-        The first call makes and compiles the model, and one with other overrides does so again.
-
-        Args:
-          rows: as for `recjax.predict`: a file, a folder of prepared data, or a table in Python.
-          *overrides: "key=value", for example "mesh.devices=1", "on_error=skip".
-          split: of a folder.
-          columns: of the rows that stand beside the scores: names, or "all".
+        The first call makes and compiles the model, and one with other overrides does so again. Overrides are texts,
+        such as "mesh.devices=1"; `rows` is the `input` of `recjax.predict`, and `split` and `columns` are as there.
 
         Returns:
           row (int64, from 1), logit and probability (float64, of nine digits), or what several labels have, and

@@ -59,12 +59,7 @@ def plan_of(
 ) -> tuple[Plan, Answer | None, Choice | None]:
     """Returns the plan of a run on a mesh, the planner's answer if that chose it, and how hot rows were chosen, if any.
 
-    Args:
-      config: of the run.
-      source: its data, of which the first training samples are read where something is to be chosen by them.
-      tables: of the model.
-      features: of the model.
-      shape: replica groups, hosts of each, devices of each of these.
+    The arguments are those of `resolve`.
 
     Raises:
       ConfigError: as for `make_plan`; there is no such machine; or no plan fits its memory: the message names the

@@ -60,11 +60,7 @@ class MlflowRun:
             raise failed("MLflow", self._place, error) from error
 
     def write(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Adds values.
-
-        Raises:
-          TrainingError: MLflow cannot keep them.
-        """
+        """See `Tracker.write`."""
         now = int(time.time() * 1000)
         values = [self._metric(key, value, now, line["step"]) for line in lines for key, value in measures(line)]
         try:

@@ -68,11 +68,7 @@ class WandbRun:
             raise failed("W&B", self._folder, error) from error
 
     def write(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Adds rows.
-
-        Raises:
-          TrainingError: W&B refuses them.
-        """
+        """See `Tracker.write`."""
         try:
             for line in lines:
                 self._run.log({"step": line["step"], **dict(measures(line))})
