@@ -38,14 +38,7 @@ class DCNv2Config:
             raise ConfigError(f"rank is {self.rank}; give 1 or more, or 0 for full rank.")
 
     def build(self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int) -> DCNv2:
-        """Makes the module.
-
-        Args:
-          dense: K, dense features; without any there is no bottom MLP.
-          dims: feature name -> D of its pooled embedding, in the order of the input; they may differ.
-          dtype: of the computation; parameters start as float32.
-          seed: of the initial weights.
-        """
+        """Makes the module; the arguments are those of `DLRMConfig.build`, and dimensions may differ."""
         return DCNv2(self, dense, dims, dtype=dtype, rngs=nnx.Rngs(seed))
 
 

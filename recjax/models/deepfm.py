@@ -24,13 +24,7 @@ class DeepFMConfig(FirstOrderConfig):
     kind: ClassVar[str] = "deepfm"
 
     def build(self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int) -> DeepFM:
-        """Makes the module.
-
-        Args:
-          dense: K, dense features; may be 0.
-          dims: lookup -> columns: for each feature f its embedding f (D) and its first-order weight f.linear (1).
-          dtype: of the computation; parameters start as float32.
-          seed: of the initial weights.
+        """Makes the module; the arguments are those of `WideDeepConfig.build`, with one D.
 
         Raises:
           ConfigError: the embeddings' dimensions differ, or one has no first-order weight beside it.

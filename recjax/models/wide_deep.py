@@ -23,7 +23,7 @@ class WideDeepConfig(FirstOrderConfig):
 
         Args:
           dense: K, dense features; may be 0.
-          dims: lookup -> columns: for each feature f its embedding f (any D) and its wide weight f.linear (1).
+          dims: lookup -> columns: for each feature f its embedding f (any D) and its first-order weight f.linear (1).
           dtype: of the computation; parameters start as float32.
           seed: of the initial weights.
 
