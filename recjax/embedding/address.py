@@ -28,42 +28,15 @@ if TYPE_CHECKING:
     from recjax.embedding.bands import Band
 
 NO_HOME = -1  # of a slot of a cache that holds no row
+# From homes [M] to (number of a segment, storage position, whether there is such a row); else any position.
+Locate = Callable[[jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
 Homes = dict[str, jax.Array]  # name of a mapped group -> int32 [versions * parts * R], the home of each slot
 
 
-def locator(group: Group, owner: jax.Array) -> Callable[[jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
-    """From homes in one part of a group's buffer back to tables and rows, on the device.
-
-    Args:
-      group: the table group.
-      owner: int32 [], which range of each segment's rows the part holds (0 if all).
-
-    Returns:
-      homes [M] -> (index into `group.segments`, storage position, whether there is such a row); position is any int32
-      where it is not.
-    """
-    segments = group.segments
-    offset_T = jnp.stack([jnp.asarray(s.offsets, jnp.int32)[owner] for s in segments])
-    first_T = jnp.stack([jnp.asarray(s.split.bounds(owner)[0], jnp.int32) for s in segments])
-    stop_T = jnp.stack([jnp.asarray(s.split.bounds(owner)[1], jnp.int32) for s in segments])
-    return _locator([s.band for s in segments], offset_T, first_T, stop_T)
-
-
-def _locator(
-    bands: Sequence[Band | None], offset_T: jax.Array, first_T: jax.Array, stop_T: jax.Array
-) -> Callable[[jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
-    def locate(homes_M: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        t_M = jnp.searchsorted(offset_T, homes_M, side="right") - 1
-        number_M = first_T[t_M] + homes_M - offset_T[t_M]
-        used_M = number_M < stop_T[t_M]
-        position_M = number_M
-        for t, band in enumerate(bands):
-            if band is not None and band.chosen is not None:
-                mine_M = (t_M == t) & used_M
-                position_M = jnp.where(mine_M, band.position(jnp.where(mine_M, number_M, 0)), position_M)
-        return t_M, position_M, used_M
-
-    return locate
+def locator(group: Group, part: jax.Array) -> Locate:
+    """Returns what `Places.locator` does, for a part of a group's buffer, int32 []."""
+    places = Places(*map(jnp.asarray, Places.of(group)))
+    return places.locator([segment.band for segment in group.segments], part)
 
 
 class Places(NamedTuple):
@@ -88,11 +61,27 @@ class Places(NamedTuple):
         columns = offsets, [first for first, _ in bounds], [stop for _, stop in bounds]
         return cls(*(np.stack(column, axis=1).astype(np.int32) for column in columns))
 
-    def locator(
-        self, bands: Sequence[Band | None], part: Any
-    ) -> Callable[[jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
-        """Returns what `locator` does, for a part of the buffer. `bands` are the segments'; None is one of all rows."""
-        return _locator(bands, self.offset_PxT[part], self.first_PxT[part], self.stop_PxT[part])
+    def locator(self, bands: Sequence[Band | None], part: Any) -> Locate:
+        """From homes in one part of the buffer back to tables and rows, on the device.
+
+        Args:
+          bands: those of the segments; None is one of all rows.
+          part: int32 [], which one.
+        """
+        offset_T, first_T, stop_T = self.offset_PxT[part], self.first_PxT[part], self.stop_PxT[part]
+
+        def locate(homes_M: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+            t_M = jnp.searchsorted(offset_T, homes_M, side="right") - 1
+            number_M = first_T[t_M] + homes_M - offset_T[t_M]
+            used_M = number_M < stop_T[t_M]
+            position_M = number_M
+            for t, band in enumerate(bands):
+                if band is not None and band.chosen is not None:
+                    mine_M = (t_M == t) & used_M
+                    position_M = jnp.where(mine_M, band.position(jnp.where(mine_M, number_M, 0)), position_M)
+            return t_M, position_M, used_M
+
+        return locate
 
 
 def homes_of(slots_M: jax.Array, homes_R: jax.Array | None, beyond: int = 0) -> jax.Array:

@@ -78,8 +78,8 @@ def to_storage(
     if dtype != jnp.uint16 or group.rounding == "nearest":
         return nearest(new_MxW, dtype)
     part = group.sharding.this_part()
-    owner, column = group.place(part)
-    segment_M, position_M, _ = locator(group, owner)(homes_M)
+    _, column = group.place(part)
+    segment_M, position_M, _ = locator(group, part)(homes_M)
     column_W = group.columns.start(column) + jnp.arange(group.width, dtype=jnp.int32)
     keys_Tx2 = jnp.stack([_key(seed, s.spec.name, step) for s in group.segments])
     if any(s.first for s in group.segments):

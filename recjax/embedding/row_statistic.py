@@ -107,7 +107,7 @@ def _of_every_row(
     places, dims = {}, {}
     for group in groups:
         homes_R = homes_of(jnp.arange(group.rows, dtype=jnp.int32), context.homes.get(group.name))
-        t_R, position_R, used_R = locator(group, group.place(group.sharding.this_part())[0])(homes_R)
+        t_R, position_R, used_R = locator(group, group.sharding.this_part())(homes_R)
         base_T = jnp.asarray([base[segment.spec.name] for segment in group.segments], jnp.int32)
         places[group.name] = jnp.where(used_R, base_T[t_R] + position_R, size)
         dims[group.name] = jnp.asarray([segment.spec.dim for segment in group.segments], sums[group.name].dtype)[t_R]
