@@ -20,7 +20,6 @@ from recjax.data.batch import Batch
 from recjax.data.source import BlockSource, require_rows
 from recjax.embedding import replica_groups
 from recjax.embedding.address import Maps
-from recjax.embedding.bind import bind
 from recjax.embedding.dynamic.tables import DYNAMIC, DynamicTables, dynamic_tables
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.lines import in_lines
@@ -33,6 +32,7 @@ from recjax.parallel import watchdog
 from recjax.parallel.malloc import return_memory
 from recjax.parallel.mesh import AXES, make_mesh, own
 from recjax.planning.question import Answer
+from recjax.planning.tier_run import bound_as
 from recjax.tiers.caches import with_caches
 from recjax.tiers.host_rows import HostRows
 from recjax.tiers.tables import export_cached, hot_rows, import_cached
@@ -267,7 +267,7 @@ def build_trainer(
     tables, features = specs(config, source.schema)
     plan, chosen, _ = plan_of(config, source, tables, features, config.mesh.shape)  # before devices start
     mesh = make_mesh(config.mesh)
-    groups, hosts, each = shape = tuple(mesh.shape[axis] for axis in AXES)
+    shape = tuple(mesh.shape[axis] for axis in AXES)
     if shape != config.mesh.shape:  # of all the devices that there are
         plan, chosen, _ = plan_of(config, source, tables, features, shape)
     if config.compute_dtype == "float64":
@@ -288,15 +288,12 @@ def build_trainer(
     with products_in(Precision.HIGH if tensorfloat32 else Precision.HIGHEST):
         model = built(config.model, build if weights else functools.partial(nnx.eval_shape, build))
     products = set_products(model, config, mesh)
-    independent = config.train.replica_sync != "exact"
-    held = config.embedding
-    if held.ragged and mesh.devices.flat[0].platform == "cpu":
+    if config.embedding.ragged and mesh.devices.flat[0].platform == "cpu":
         raise ConfigError(
             "embedding.ragged=true, but the mesh is of CPU devices, for which XLA has no ragged all-to-all. Leave it "
             "false there: nothing but the bytes of padding depends on it."
         )
-    how: dict[str, Any] = {"atomics": held.atomics, "ragged": held.ragged, "row_pieces": held.exchange.pieces}
-    bound = bind(plan, tables, features, hosts * each, held.dedup, hosts, groups, independent, **how)
+    bound = bound_as(config, plan, tables, features, shape)
     if mesh.devices.flat[0].platform == "tpu":
         bound = in_lines(bound)
     tier = None
@@ -309,7 +306,7 @@ def build_trainer(
             host = (config.tier.bytes_of("dram_bytes"), config.tier.disk, track)
             tier = Tier(HostRows(bound, mesh, config.seed, dtype, *host))
     ids = DynamicTables(bound, mesh, config.seed, dtype) if dynamic_tables(bound) else None
-    if ids is not None and held.hot.rows:
+    if ids is not None and config.embedding.hot.rows:
         raise ConfigError(
             f"embedding.tables.{dynamic_tables(bound)[0]}.ids=dynamic does not go with embedding.hot.rows, which are "
             "chosen by their numbers in the data. Leave that out, or ids=dynamic."
