@@ -154,15 +154,15 @@ class Rule(Rates):
         raise NotImplementedError
 
     def _shape(self, dim: int) -> tuple[int, ...]:
-        """Of a slot that sums squares: a number for each element or, if `row_wise`, for each row."""
+        """Shape of a slot that sums squares: a number for each element or, if `row_wise`, for each row."""
         return () if self.row_wise else (dim,)
 
     def _squares(self, grads_UxD: jax.Array, at: OptimizerContext) -> jax.Array:
-        """What such a slot takes in: [U, D], or [U]."""
+        """Squares that such a slot takes in: [U, D], or [U]."""
         return at.row_mean(jnp.square(grads_UxD)) if self.row_wise else jnp.square(grads_UxD)
 
     def _beside(self, x: jax.Array) -> jax.Array:
-        """What is made of such a slot, beside gradients [U, D]."""
+        """Something that was made of such a slot, to go with gradients [U, D]."""
         return x[:, None] if self.row_wise else x
 
     def regularised(self, rows_UxD: jax.Array, grads_UxD: jax.Array) -> jax.Array:
