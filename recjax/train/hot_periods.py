@@ -12,13 +12,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from recjax.embedding.bind import bind
 from recjax.embedding.hot_rows import Moves, homes_of_hot_rows, make_swap
 from recjax.embedding.lines import in_lines
 from recjax.errors import ConfigError
 from recjax.parallel import watchdog
 from recjax.planning.hot import of_equal_sizes
 from recjax.planning.hot_rank import first_batches
+from recjax.planning.tier_run import bound_as
 from recjax.train import preflight
 from recjax.train.agreement import never
 from recjax.train.inputs import InputStream
@@ -115,10 +115,8 @@ class HotPeriods:
             presence = first_batches(config, first.source, tables, bound.features, bound.all_devices, position)
         plan = of_equal_sizes(first.plan, presence, config.embedding.dedup)
         preflight.compare({f"hot rows from step {period * self._every} on": preflight.digest(plan)})
-        held = config.embedding
-        how = (held.dedup, bound.hosts, bound.replicas, bound.independent)
-        more: dict[str, Any] = {"atomics": held.atomics, "ragged": held.ragged, "row_pieces": held.exchange.pieces}
-        other = bind(plan, _in_order(first, tables), bound.features, bound.devices, *how, **more)
+        shape = (bound.replicas, bound.hosts, bound.devices // bound.hosts)
+        other = bound_as(config, plan, _in_order(first, tables), bound.features, shape)
         other = in_lines(other) if any(group.lines for group in bound.groups) else other
         made = dataclasses.replace(first, plan=plan, bound=other)
         made.__dict__["step_program"] = first.step_program
