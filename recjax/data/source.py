@@ -6,8 +6,9 @@ row in the split. Blocks exist because one Python call and one read per row woul
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -44,6 +45,23 @@ class BlockSource(Protocol):
     def read(self, split: str, index: int) -> Batch:
         """Block `index` of `split`."""
         ...
+
+
+class DrawnSplits:
+    """Splits of a source that draws its rows: as many as its config's `train_rows` and so on, in full blocks."""
+
+    name: ClassVar[str]
+    config: Any
+
+    @functools.cached_property
+    def _counts(self) -> dict[str, np.ndarray]:
+        return {split: even_blocks(getattr(self.config, f"{split}_rows")) for split in SPLITS}
+
+    def row_counts(self, split: str) -> np.ndarray:
+        """See `BlockSource`."""
+        if split not in self._counts:
+            raise DataError(f"{self.name} data have no split {split!r}; the splits are {', '.join(SPLITS)}.")
+        return self._counts[split]
 
 
 def split_called(name: str) -> str | None:

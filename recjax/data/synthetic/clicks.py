@@ -31,9 +31,9 @@ import numpy as np
 from recjax.data import counter_rng
 from recjax.data.batch import ANY_ID, Bags, Batch, Feature, Label, LabelKind, Schema
 from recjax.data.prepare.ids import stable_hash
-from recjax.data.source import BLOCK_ROWS, SPLITS, even_blocks
+from recjax.data.source import BLOCK_ROWS, SPLITS, DrawnSplits
 from recjax.data.synthetic.zipf import BoundedZipf
-from recjax.errors import ConfigError, DataError
+from recjax.errors import ConfigError
 from recjax.settings.values import check_ranges
 
 # Purposes of draws: one for each kind of column. The place is (split, block, feature).
@@ -98,7 +98,7 @@ class Synthetic:
         return SyntheticSource(self)
 
 
-class SyntheticSource:
+class SyntheticSource(DrawnSplits):
     """The blocks of a `Synthetic` config (a `BlockSource`); reading generates them."""
 
     name = "synthetic"
@@ -117,16 +117,6 @@ class SyntheticSource:
         self._zipf = [BoundedZipf(rows, config.zipf) for rows in config.rows]
         planted = [min(rows, config.planted_rows) for rows in config.rows]
         self._planted = [_Planted.draw(config, planted, t) for t in range(1 + len(config.labels))]
-        self._counts = {
-            split: even_blocks(rows)
-            for split, rows in zip(SPLITS, (config.train_rows, config.validation_rows, config.test_rows), strict=True)
-        }
-
-    def row_counts(self, split: str) -> np.ndarray:
-        """Rows of each block: int64 [blocks]."""
-        if split not in self._counts:
-            raise DataError(f"synthetic data have no split {split!r}; the splits are {', '.join(SPLITS)}.")
-        return self._counts[split]
 
     def read(self, split: str, index: int) -> Batch:
         """Block `index` of `split`."""

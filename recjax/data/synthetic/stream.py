@@ -19,8 +19,8 @@ from typing import ClassVar
 import numpy as np
 
 from recjax.data.batch import Bags, Batch, Feature, Schema
-from recjax.data.source import BLOCK_ROWS, SPLITS, even_blocks
-from recjax.errors import ConfigError, DataError
+from recjax.data.source import BLOCK_ROWS, SPLITS, DrawnSplits
+from recjax.errors import ConfigError
 from recjax.settings.values import check_ranges
 
 # Distinct values of C1 to C26 in the whole Criteo Kaggle log.
@@ -72,7 +72,7 @@ class ZipfStream:
         return ZipfStreamSource(self)
 
 
-class ZipfStreamSource:
+class ZipfStreamSource(DrawnSplits):
     """The blocks of a `ZipfStream` (a `BlockSource`)."""
 
     name = "zipf_stream"
@@ -89,17 +89,7 @@ class ZipfStreamSource:
         # NumPy may draw other numbers in another version, which it promises only for its bit generators.
         text = json.dumps([_VERSION, np.__version__, dataclasses.asdict(config)], sort_keys=True)
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
-        self._counts = {
-            split: even_blocks(rows)
-            for split, rows in zip(SPLITS, (config.train_rows, config.validation_rows, config.test_rows), strict=True)
-        }
         self._kept: dict[tuple[str, int], Batch] = {}
-
-    def row_counts(self, split: str) -> np.ndarray:
-        """Rows of each block: int64 [blocks]."""
-        if split not in self._counts:
-            raise DataError(f"zipf_stream data have no split {split!r}; the splits are {', '.join(SPLITS)}.")
-        return self._counts[split]
 
     def draw(self, split: str) -> None:
         """Draws all distinct blocks of a split that are missing, so that reading costs the same from the beginning."""
