@@ -33,11 +33,7 @@ class Frequency:
 
 
 @dataclasses.dataclass(frozen=True)
-class Hash:
-    """Row `stable_hash(value) % rows`; in optional features one more row, the last, for missing values."""
-
-    kind: ClassVar[str] = "hash"
-
+class _Computed:
     rows: tuple[int, ...] = (1_000_000,)  # of the table, without that of missing values; one for all or one a feature
 
     def __post_init__(self) -> None:
@@ -45,15 +41,17 @@ class Hash:
 
 
 @dataclasses.dataclass(frozen=True)
-class Modulo:
+class Hash(_Computed):
+    """Row `stable_hash(value) % rows`; in optional features one more row, the last, for missing values."""
+
+    kind: ClassVar[str] = "hash"
+
+
+@dataclasses.dataclass(frozen=True)
+class Modulo(_Computed):
     """Row `value % rows`, for integers; in optional features one more row, the last, for missing values."""
 
     kind: ClassVar[str] = "modulo"
-
-    rows: tuple[int, ...] = (1_000_000,)  # of the table, without that of missing values; one for all or one a feature
-
-    def __post_init__(self) -> None:
-        check_ranges(self, rows=(1, _MOST))
 
 
 IdOptions = Frequency | Hash | Modulo
