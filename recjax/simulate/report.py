@@ -221,8 +221,8 @@ def links(result: Result) -> list[dict[str, Any]]:
     kinds: dict[tuple[int, str], list[tuple[float, float]]] = {}
     each = result.network.stands_for
     for link, busy in _busy(result).items():
-        kind = result.topology.link_kind(result.network.one_of(link))
-        kinds.setdefault(kind, []).append((result.bytes_on[link], busy))
+        where = result.topology.link_kind(result.network.one_of(link))
+        kinds.setdefault(where, []).append((result.bytes_on[link], busy))
     found = []
     for (dimension, kind), used in sorted(kinds.items()):
         count = len(used) * each
