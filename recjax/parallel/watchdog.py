@@ -147,7 +147,7 @@ class Watch:
         return max(_BEAT_S, distributed.processes() * _PER_PROCESS_S)
 
     def _silence_s(self) -> float:
-        """How long a peer may be silent."""
+        """Seconds that a peer may be silent."""
         usual_s = self._limit_s / 2
         return min(usual_s, _MISSED_BEATS * self._interval_s()) if self._phase == _BROKEN else usual_s
 

@@ -17,7 +17,7 @@ from recjax.planning import calibrate, cases
 from recjax.planning import host_cases as host_module
 from recjax.planning.graph import read_graph
 from recjax.planning.host_cases import host_cases
-from recjax.planning.machine import OVERHEADS, SIZES
+from recjax.planning.machine import SIZES
 from recjax.planning.machine_file import open_machine
 
 FEW = ("matmul.nn_f32", "copy", "elementwise", "transcendental", "scatter.sorted")
@@ -214,31 +214,6 @@ def test_an_update_in_place_goes_on_from_its_own_result():
     with run.ready():
         run()
         run()  # a donated array may not be read again
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("sizes", ["ends", pytest.param("all", marks=pytest.mark.wide)])
-def test_a_quick_calibration_has_all_classes(sizes, tmp_path, monkeypatch):
-    """In one pass, of each class with its first and last sizes and with those held out; or with all."""
-    of_devices, of_host = cases.kernel_cases, host_cases
-
-    def ends(made):
-        first, last = ({case.kernel: case for case in some if not case.held_out} for some in (made[::-1], made))
-        return [case for case in made if case.held_out or case in (first[case.kernel], last[case.kernel])]
-
-    if sizes == "ends":
-        monkeypatch.setattr(calibrate, "kernel_cases", lambda quick, dtypes: ends(of_devices(quick, dtypes)))
-        monkeypatch.setattr(calibrate, "host_cases", lambda mesh, quick: ends(list(of_host(mesh, quick))))
-    monkeypatch.setattr(calibrate, "QUICK", dataclasses.replace(calibrate.QUICK, passes=1, case_s=0.0))
-    short = next(in_training.references(True))
-    short = dataclasses.replace(short, train=dataclasses.replace(short.train, batch_size=64))
-    monkeypatch.setattr(in_training, "references", lambda quick: [short])
-    out = tmp_path / "machine.json"
-    assert inside("calibrate", "--quick", "--platform", "cpu", "--out", out).status == 0
-    found = open_machine(str(out))
-    assert {name.partition(".")[0] for name in found.kernels} == set(SIZES)
-    assert found.overheads.keys() == OVERHEADS.keys()
-    assert make_mesh(MeshConfig(platform="cpu")).devices.size >= 2
 
 
 def test_it_needs_a_file_that_can_be_written_before_it_measures(tmp_path):

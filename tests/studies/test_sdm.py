@@ -17,6 +17,8 @@ from recjax.studies.sdm.study import Options
 from recjax.studies.sdm.workload import Size, Workload
 from recjax.tiers.row_cache import CachedRows
 
+pytestmark = pytest.mark.light_compile(optimised=True)
+
 
 class Numbers:
     """Rows that hold their numbers, without a file."""
