@@ -113,6 +113,7 @@ def test_a_broken_preset(tmp_path, text, patterns):
         (["serve", "runs/x", "--port", "http"], r"argument --port: 'http' is no whole number\."),
         (["plan", "movietweetings", "--memory-gib", "lots"], r"argument --memory-gib: 'lots' is no number\."),
         (["tune", "search", "--trials", "-3"], r"error: --trials is -3; expected an integer from 1 on\."),
+        (["train", "data=clicks.csv"], r"no preset.* To train on this .* data\.from=clicks\.csv data\.label"),
         (["train", "table", "data=clicks.csv"], r"not a file of them\. To train on this .*data\.from=clicks\.csv"),
         (["data", "prepare", "movietweetings"], "required: .*--out"),
     ],

@@ -16,7 +16,12 @@ HOW = (
 
 
 def hint(name: str) -> str:
-    """Returns advice and a space if `name` is a file of a tabular format, or such a format; else ""."""
+    """Returns advice and a space if `name` is a file of a tabular format, or such a format; else "".
+
+    Args:
+      name: what was given as a preset or as data; also a setting, `data=FILE`.
+    """
+    name = name.removeprefix("data.from=").removeprefix("data=")
     file = PurePath(name)
     inner = file.with_suffix("") if file.suffix.lower() in (".gz", ".zip", ".zst", ".bz2") else file
     form = (inner.suffix or inner.name).removeprefix(".").lower()
