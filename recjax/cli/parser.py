@@ -282,7 +282,7 @@ def make_parser() -> argparse.ArgumentParser:
     tune.add_argument("--results", action="store_true", help="only gather what is done: table, results.jsonl")
     tune.set_defaults(interrupted="stopped by Ctrl-C. Give the same command to go on.")
 
-    studies.add(names, verb, verbs.write_result)
+    studies.add(names, verb, overrides, verbs.write_result)
     data = names.add_parser("data", help="prepare raw files, or describe data",
                             epilog="example: recjax data info movietweetings")  # fmt: skip
     actions = data.add_subparsers(title="actions", metavar="ACTION", required=True)

@@ -62,7 +62,7 @@ def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
       ConfigError: as `recjax.settings.overrides.override`, or a file stands where the kind of data should.
     """
     for text in overrides:
-        if text.startswith("data=") and (advice := hint(text.removeprefix("data="))):
+        if text.startswith("data=") and (advice := hint(text)):
             raise ConfigError(f"{text}: `data` is the kind of data, not a file of them. {advice.rstrip()}")
     changed = machinery.override(config, overrides)
     keys = _keys(overrides)

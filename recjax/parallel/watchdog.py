@@ -112,7 +112,7 @@ class Watch:
         self._joined = False
 
     def part(self) -> None:
-        """Says that this process ends now. Process 0 stays until all others have said so, or for `_LAST_WORDS_S`."""
+        """Posts that this process ends now. Process 0 waits for all others to post it, at most `_LAST_WORDS_S`."""
         if not self._joined:
             return
         self._parts = True

@@ -22,12 +22,13 @@ _PRESET = "movietweetings"
 _OUT = "folder of the report: the same command goes on with what is left of the study"
 
 
-def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -> None:
+def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., None], show: Print) -> None:
     """Adds the verb.
 
     Args:
       verbs: the subparsers to add to.
       verb: makes a parser: (of, name, run, what it does, example).
+      overrides: adds the settings of a config to a parser.
       show: prints a result: (options, object for --json, text).
     """
     study = verbs.add_parser("study", help="reproduce a published study: trainings, measures, figures",
@@ -41,10 +42,6 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], show: Print) -
         made.add_argument("--out", type=out_folder, required=True, metavar="DIR", help=out)
         made.set_defaults(tunables=True)
         return made
-
-    def overrides(to: argparse.ArgumentParser) -> None:
-        to.add_argument("overrides", nargs="*", default=[], metavar="a.b=value",
-                        help="settings to change; see `recjax show`")  # fmt: skip
 
     one = verb(actions, "replicas", lambda o: _replicas(o, show),
                "replica groups with tables of their own, after the distributed DLRM of UW-Madison",

@@ -137,6 +137,11 @@ class Search:
         return Run(number, self.preset, swept, overrides, config, self.out / f"trial-{number:04}")
 
 
+def _check_number(name: str, given: Any, least: int) -> None:
+    if type(given) is not int or not least <= given < 2**31:
+        raise ConfigError(f"{name} is {json.dumps(given, default=str)}; expected an integer from {least} on.")
+
+
 def read_search(file: Path, out: Path | None = None, trials: int | None = None) -> Search:
     """Reads a search file, and tries each value alone, or both ends of a range, in the config.
 
@@ -148,8 +153,8 @@ def read_search(file: Path, out: Path | None = None, trials: int | None = None) 
     Raises:
       ConfigError: the file cannot be read, or holds a key or value that is wrong; the message names file and key.
     """
-    if trials is not None and not 1 <= trials < 2**31:
-        raise ConfigError(f"--trials is {trials}; expected an integer from 1 on.")
+    if trials is not None:  # here, since the file is not to blame
+        _check_number("--trials", trials, 1)
     plain = read_toml(file)
     try:
         if swept := [key for key in ("grid", "zip") if key in plain]:
@@ -165,9 +170,7 @@ def read_search(file: Path, out: Path | None = None, trials: int | None = None) 
         if trials is not None:
             numbers["trials"] = trials
         for name, least in (("trials", 1), ("warmup", 0), ("seed", 0)):
-            if type(numbers[name]) is not int or not least <= numbers[name] < 2**31:
-                raise ConfigError(f"{name} is {json.dumps(numbers[name], default=str)}; expected an integer from "
-                                  f"{least} on.")  # fmt: skip
+            _check_number(name, numbers[name], least)
         words = {}
         for name, known in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
             words[name] = plain.get(name, known[0])

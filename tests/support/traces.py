@@ -76,9 +76,9 @@ def pytorch(rank: int) -> dict[str, Any]:
 
 
 def chakra_graph(rank: int) -> dict[str, Any]:
-    """What ASTRA-sim's feeder takes of one of two ranks, out of order.
+    """A trace of one of two ranks in the JSON of ASTRA-sim's feeder, its nodes out of order.
 
-    Both compute 3 us and sum 8,000 bytes; then the first one sends the other 500.
+    Both ranks compute 3 us and sum 8,000 bytes; then the first one sends the other 500.
     """
     ends = {"comm_size": 500, "comm_src": 0, "comm_dst": 1, "comm_tag": 4}
     nodes = [
