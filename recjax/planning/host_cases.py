@@ -22,7 +22,7 @@ from recjax.embedding.optim import Sgd
 from recjax.embedding.plan_choice import make_plan
 from recjax.embedding.routing import capacity, host
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.parallel.mesh import put_share
+from recjax.parallel.packed import put_batch
 from recjax.planning.cases import Case, Run
 from recjax.planning.tier_cases import tier_cases
 
@@ -173,7 +173,7 @@ def _place(moved: int, arrays: int, devices: int, mesh: Mesh) -> Run:
     rows = -(-moved // (4 * arrays * devices)) * devices
     given = [np.ones(max(rows, devices), np.float32) for _ in range(arrays)]
     chosen = Mesh(mesh.devices.reshape(-1)[:devices].reshape(1, 1, devices), mesh.axis_names)
-    return _after_a_turn(lambda: put_share(given, chosen), _shared(mesh))
+    return _after_a_turn(lambda: put_batch(given, chosen), _shared(mesh))
 
 
 def _dispatch(arguments: int, devices: int, mesh: Mesh) -> Run:

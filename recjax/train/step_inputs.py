@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 
 from recjax.data.batch import Batch
 from recjax.embedding.routing.routed import Routing
-from recjax.parallel.mesh import Share, put_share
+from recjax.parallel.mesh import Share
+from recjax.parallel.packed import put_batch
 
 
 @jax.tree_util.register_dataclass
@@ -51,4 +52,4 @@ def place(batch: Batch, routing: Routing, local: int, mesh: Mesh, dtype: Any) ->
         out[: len(x)] = x
         return out
 
-    return put_share(StepInputs(padded(batch.dense), padded(batch.labels), padded(batch.weights), routing), mesh)
+    return put_batch(StepInputs(padded(batch.dense), padded(batch.labels), padded(batch.weights), routing), mesh)
