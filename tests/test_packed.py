@@ -42,3 +42,11 @@ def test_a_dtype_is_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "put_share", lambda x, mesh: put.append(x) or jax.device_put(x, sharded(mesh)))
     packed.put_together([np.zeros((4, k), dtype) for k in (1, 2, 3) for dtype in (np.int32, np.float32)], mesh_of(2))
     assert [(x.dtype, x.shape) for x in put] == [(np.int32, (2, 12)), (np.float32, (2, 12))]
+
+
+def test_large_arrays_travel_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    put: list[Any] = []
+    monkeypatch.setattr(packed, "put_share", lambda x, mesh: put.append(x) or jax.device_put(x, sharded(mesh)))
+    large = np.zeros((4, packed.SMALL_BYTES // 16 + 1), np.float32)
+    packed.put_together([np.zeros(4, np.float32), large, np.zeros((2, 3), np.float32)], mesh_of(2))
+    assert [x.shape for x in put] == [large.shape, (2, 5)]

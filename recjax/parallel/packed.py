@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from recjax.parallel.mesh import BATCH_AXES, Share, put_share
 
+SMALL_BYTES = 2**17  # an array that is as long in copying as in a transfer of its own, of all devices here
 Shapes = tuple[tuple[int, ...], ...]  # of the arrays of a dtype, as one device has them
 
 
@@ -28,7 +29,7 @@ def put_batch(tree: Any, mesh: Mesh) -> Any:
 
 
 def put_together(tree: Any, mesh: Mesh) -> Any:
-    """Puts arrays on the mesh as `put_share` does, with one transfer for each dtype.
+    """Puts arrays on the mesh as `put_share` does, those of up to `SMALL_BYTES` with one transfer for each dtype.
 
     Args:
       tree: NumPy arrays whose leading axes are split over the mesh, of each this process's part.
@@ -38,8 +39,13 @@ def put_together(tree: Any, mesh: Mesh) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     arrays = [np.asarray(leaf) for leaf in leaves]
     placed: list[Any] = [None] * len(arrays)
-    for dtype in dict.fromkeys(x.dtype for x in arrays):
-        at = [i for i, x in enumerate(arrays) if x.dtype == dtype]
+    by_dtype: dict[np.dtype[Any], list[int]] = {}
+    for i, x in enumerate(arrays):
+        if x.nbytes > SMALL_BYTES:
+            placed[i] = put_share(x, mesh)
+        else:
+            by_dtype.setdefault(x.dtype, []).append(i)
+    for at in by_dtype.values():
         shapes = tuple((len(arrays[i]) // count, *arrays[i].shape[1:]) for i in at)
         packed = put_share(_joined([arrays[i] for i in at], shapes, count), mesh)
         for i, x in zip(at, _taken_apart(mesh, shapes)(packed), strict=True):
