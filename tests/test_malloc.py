@@ -51,7 +51,9 @@ KEEP = "glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=1073741824:glibc.ma
 def test_it_restarts_at_most_once(tmp_path, system, given, starts):
     if system is not None:
         (tmp_path / "enabled").write_text(system)
-    environment = {key: value for key, value in os.environ.items() if key != malloc._TUNABLES}
+    environment = {key: value for key, value in os.environ.items() if key != malloc._TUNABLES} | {
+        "JAX_PLATFORMS": "cpu"
+    }
     if given is not None:
         environment[malloc._TUNABLES] = given
     command = [sys.executable, "-c", SCRIPT, tmp_path / "enabled"]
@@ -60,6 +62,30 @@ def test_it_restarts_at_most_once(tmp_path, system, given, starts):
     assert last == "runs"
     assert [line.split()[1] for line in lines] == starts
     assert len({line.split()[0] for line in lines}) == 1  # the same process
+
+
+@pytest.mark.parametrize(
+    ("platforms", "plugin", "device", "one_arena"),
+    [
+        ("cpu", True, "nvidia0", True),
+        ("cuda,cpu", True, "nvidia0", False),
+        ("tpu", False, "", False),
+        ("", True, "nvidia0", False),
+        ("", True, "accel1", False),
+        ("", True, "nvidiactl", True),  # a driver and no GPU
+        ("", False, "nvidia0", True),  # JAX for CPUs beside a GPU
+    ],
+)
+def test_threads_have_their_own_arenas_beside_an_accelerator(
+    tmp_path, monkeypatch, platforms, plugin, device, one_arena
+) -> None:
+    (tmp_path / (device or "null")).touch()
+    monkeypatch.setattr(malloc, "_DEVICES", tmp_path)
+    monkeypatch.setattr(malloc.importlib.util, "find_spec", lambda name: plugin or None)
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    tunables = malloc.environment()[malloc._TUNABLES].split(":")
+    assert ("glibc.malloc.arena_max=1" in tunables) == one_arena
+    assert "glibc.malloc.mmap_threshold=1073741824" in tunables
 
 
 def test_a_block_that_was_given_back_costs_no_new_pages() -> None:

@@ -26,7 +26,9 @@ from recjax.embedding.spec import MAX_ROWS
 from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, BATCH_AXES, INSIDE_HOST, MODEL_AXES, Share
 
 NOTHING = -1  # in place of an id
-_MANY_IDS = 2**18  # of a batch, from which accelerators route by themselves: the host takes 10 to 40 ns for each
+# Of a batch, from which accelerators route by themselves. The host takes 10 to 160 ns for each; on an H100 steps of
+# 106,496 ids took 5.7 ms, and 8.2 where the host routed.
+_MANY_IDS = 2**16
 
 Sizes = tuple[tuple[int, int, int], ...]  # see `sizes`
 Features = dict[str, FeatureRouting]  # feature name -> with ids where the routing has indices of rows
