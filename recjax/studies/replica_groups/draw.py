@@ -58,14 +58,15 @@ def of_trainings(result: Mapping[str, Any]) -> list[Picture]:
             curves,
             "nodes",
             [("test accuracy", lines) for _, lines in nodes],
-            "Figures 13 and 14: test accuracy of both nodes.",
+            "Figures 13 and 14: test accuracy of both nodes; untrained models are below the scale.",
             [name.removesuffix(", samples fixed") for name, _ in nodes],
         ),
         _lines(
             curves,
             "accuracy",
             [("test accuracy", whole), ("test AUC", ranked)],
-            "One, two and four groups: test accuracy and AUC, of independent tables by their means.",
+            "One, two and four groups: test accuracy and AUC, of independent tables by their means. Untrained "
+            "models are below the scale.",
             ("", ""),
         ),
     ]
@@ -82,7 +83,9 @@ def of_trainings(result: Mapping[str, Any]) -> list[Picture]:
         panels = [("accuracy", lines) for lines in pairs]
         made.insert(2, _lines(curves, "interaction", panels, text, ("one node", "two nodes")))
     if open_:
-        text = "Averages in fewer bytes, and gradients one iteration late: test AUC."
+        text = (
+            "Averages in fewer bytes, and gradients one iteration late: test AUC. Untrained models are below the scale."
+        )
         made.append(_lines(curves, "open", [("test AUC", [(name, "auc", name) for name in open_])], text, ("",)))
     return made
 
@@ -90,12 +93,16 @@ def of_trainings(result: Mapping[str, Any]) -> list[Picture]:
 def _lines(
     curves: Curves, name: str, panels: Sequence[tuple[str, list[Line]]], text: str, titles: Sequence[str]
 ) -> Picture:
-    """A panel for each (label of the axis, lines); panels with the same unit have one scale."""
+    """A panel for each (label of the axis, lines); panels with the same unit have one scale.
+
+    That of a test split's measures begins at the lowest after the first, which is of untrained models.
+    """
     with plots.literal():
         most = max(len(lines) for _, lines in panels)
         figure = plots.figure(max(5.6 * len(panels), 8.0), 3.6 + 0.24 * most)
         same = len({label for label, _ in panels}) == 1 or "norm" in panels[0][0]
         axes = figure.subplots(1, len(panels), squeeze=False, sharey=same)[0]
+        trained: dict[str, list[float]] = {label: [] for label, _ in panels}
         for axis, (label, lines), title in zip(axes, panels, titles, strict=True):
             plots.plain(axis)
             for i, (arm, measure, called) in enumerate(lines):
@@ -103,6 +110,10 @@ def _lines(
                 colour = plots.PALETTE[i % len(plots.PALETTE)]
                 axis.plot(at, values.mean(axis=0), _STYLES[i % len(_STYLES)], color=colour, lw=1.6, label=called)
                 axis.fill_between(at, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, lw=0)
+                trained[label] += [float(x) for x in values[:, 1:].ravel()]
+            if label.startswith("test") and (found := trained[label]):  # chance would take most of the scale
+                margin = 0.05 * (max(found) - min(found)) or 0.01
+                axis.set_ylim(min(found) - margin, max(found) + margin)
             axis.set_xlabel("iteration")
             plots.whole_numbers(axis)
             axis.set_ylabel(label)
