@@ -1,6 +1,8 @@
 """What a process is told of its place, and what it concludes from what its peers post."""
 
 import json
+import sys
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -214,21 +216,52 @@ class Store:
         return self.said | {k: json.dumps({"parts": True}) for k, looks in self.looks.items() if looks < 0}
 
 
-@pytest.mark.parametrize(("looks", "stays"), [(3, False), (10**9, True)])
-def test_process_0_stays_until_all_have_parted_but_not_for_ever(looks, stays, monkeypatch):
+@pytest.fixture
+def watch(monkeypatch):
+    """That of process 0, whose clock goes only while it sleeps; an exit raises SystemExit."""
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.append(now.pop() + s), time=lambda: now[0])
     monkeypatch.setattr(watchdog, "time", clock)
+    monkeypatch.setattr(watchdog.os, "_exit", sys.exit)
     watch = watchdog.Watch.__new__(watchdog.Watch)
-    watch._phase, watch._moves, watch._failed, watch._status = "input", 3, "its disk is full", watchdog.LOST
-    watch._parts, watch._joined = False, True
+    watch._phase, watch._moves, watch._failed, watch._status = "input", 3, "", watchdog.LOST
+    watch._parts, watch._joined, watch._limit_s, watch._seen = False, True, 60.0, {}
+    watch._pipe, watch._ends, watch._lock = None, None, threading.RLock()
+    return watch
+
+
+@pytest.mark.parametrize(("looks", "stays"), [(3, False), (10**9, True)])
+@pytest.mark.parametrize("how", ["after an error", "for a peer", "by a signal"])
+def test_process_0_stays_until_all_have_parted_but_not_for_ever(how, looks, stays, watch, monkeypatch):
     store = Store(monkeypatch, **{"1": 1, "2": looks})
-    watch.part()
-    assert json.loads(store.said["0"])["parts"]
-    assert (now[0] >= watchdog._LAST_WORDS_S) == stays and (stays or store.looks["2"] == -1)
+    if how == "for a peer":
+        with pytest.raises(SystemExit, match="143"):
+            watch.end("process 1 was stopped", 143)
+    else:
+        watch.part(143, "stopped by SIGTERM" if how == "by a signal" else "")
+    record = json.loads(store.said["0"])
+    assert record["parts"]
+    assert (record["failed"], record["status"]) == (
+        ("stopped by SIGTERM", 143) if how == "by a signal" else ("", watchdog.LOST)
+    )
+    assert (watchdog.time.monotonic() >= watchdog._LAST_WORDS_S) == stays and (stays or store.looks["2"] == -1)
 
 
-def test_records_are_json():
-    record = watchdog.Watch.__new__(watchdog.Watch)
-    record._phase, record._moves, record._failed, record._status, record._parts = "input", 3, "", watchdog.LOST, False
-    assert json.loads(json.dumps(record._record()))["phase"] == "input"
+def test_process_0_does_not_wait_for_a_lost_one(watch, monkeypatch):
+    store = Store(monkeypatch, **{"1": 3, "2": 10**9})
+    watch._seen = {k: ({}, beat_at, 0.0) for k, beat_at in ((0, 0.0), (1, -29.0), (2, -31.0))}
+    watch.part(4)
+    assert store.looks["1"] == -1 and watchdog.time.monotonic() < watchdog._LAST_WORDS_S
+
+
+def test_a_store_that_does_not_answer_keeps_nobody(watch, monkeypatch):
+    monkeypatch.setattr(watchdog, "_LAST_WORDS_S", 0.1)
+    answer, answered = threading.Event(), []
+    monkeypatch.setattr(distributed, "post", lambda key, value: answered.append(answer.wait(5)))
+    watch.part(4)
+    assert watch._parts and not answered
+    answer.set()
+
+
+def test_records_are_json(watch):
+    assert json.loads(json.dumps(watch._record()))["phase"] == "input"

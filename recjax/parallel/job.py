@@ -46,7 +46,7 @@ def run(place: distributed.Place, work: Callable[[watchdog.Watch], int]) -> int:
         status = 1
     if not alike:
         settle()
-        watching.part()
+        watching.part(status)
         os._exit(status)
     watching.done()
     with contextlib.suppress(RuntimeError):  # a peer that dies now takes nothing with it

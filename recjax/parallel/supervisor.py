@@ -2,7 +2,8 @@
 
 When a peer is lost JAX may abort the process, and nothing of Python runs any more. So the command that the user starts
 is a small parent, which runs the same command again as its child, passes SIGTERM and SIGINT on, hears from the child
-every second (see `watchdog.py`), and turns an abort or a silence into a paragraph and exit status 4.
+every second (see `watchdog.py`), and turns an abort or a silence into a paragraph and exit status 4. A child that is
+aborted on its way out, for its peers were gone first, has said with which status it ends, and that counts.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def supervise(place: Place) -> int:
 
 def _await(child: subprocess.Popen[bytes], read: int, place: Place) -> int:
     phase, heard = "start", time.monotonic()
+    ends: int | None = None  # the status that it said it ends with
     limit_s = _START * place.limit_s  # to its first word
     silent = False
     while True:
@@ -49,7 +51,10 @@ def _await(child: subprocess.Popen[bytes], read: int, place: Place) -> int:
             data = os.read(read, 65536)
             if not data:
                 break
-            phase, heard = data.decode(errors="replace").split("\n")[-2] or phase, time.monotonic()
+            heard = time.monotonic()
+            for line in data.decode().splitlines():
+                phase, _, said = line.partition(" ")
+                ends = int(said) if said else ends
             limit_s = _SILENCE * place.limit_s
         elif time.monotonic() - heard > limit_s and not silent:
             silent = True
@@ -66,6 +71,8 @@ def _await(child: subprocess.Popen[bytes], read: int, place: Place) -> int:
     name = signal.Signals(-status).name
     if -status in (signal.SIGTERM, signal.SIGINT):
         return 128 - status
+    if -status == signal.SIGABRT and ends is not None:
+        return ends
     if -status == signal.SIGABRT:
         return _lost(f"{who} lost its peers in phase {phase}: JAX ended it, see above. {AGAIN}")
     cause = " (out of memory, perhaps)" if -status == signal.SIGKILL else ""

@@ -58,9 +58,10 @@ class Watch:
         self._phase, self._moves = "start", 0
         self._limit_s = distributed.limit_s()
         self._failed, self._status = "", LOST
+        self._ends: int | None = None  # the exit status of this process, once that is sure
         self._seen: dict[int, tuple[dict[str, Any], float, float]] = {}  # record, when its beat, and its phase changed
         self._joined = self._parts = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # held by the thread that ends the process
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
@@ -92,9 +93,9 @@ class Watch:
                 self.failed(f"{kind}{error}")
             raise
 
-    def failed(self, message: str, status: int = LOST) -> None:
-        """Tells the peers that this process ends, and why; they end too, with this exit status."""
-        self._failed, self._status = " ".join(message.split())[:600], status
+    def failed(self, message: str) -> None:
+        """Tells the peers that this process ends, and why; they end too."""
+        self._failed = _in_short(message)
         if self._joined:
             with contextlib.suppress(Exception):  # they will see that it is gone
                 self._tell()
@@ -111,20 +112,40 @@ class Watch:
             self._tell()
         self._joined = False
 
-    def part(self) -> None:
-        """Posts that this process ends now. Process 0 waits for all others to post it, at most `_LAST_WORDS_S`."""
-        if not self._joined:
-            return
-        self._parts = True
+    def part(self, status: int, message: str = "") -> None:
+        """Tells the supervisor and the peers that this process ends now. Takes at most `_LAST_WORDS_S`.
+
+        JAX aborts those that outlive process 0. So that waits until all others that are not lost have posted it too.
+        One that has may still be aborted before its exit; then its supervisor knows the status.
+
+        Args:
+          status: the exit status of this process.
+          message: as for `failed`, if the peers are to end for it with the same exit status.
+        """
+        with self._lock:
+            self._ends = status
+            self._tell_supervisor()
+            if not self._joined:
+                return
+            if message:
+                self._failed, self._status = _in_short(message), status
+            self._parts = True
+            thread = threading.Thread(target=self._last_words, daemon=True)  # process 0 may not answer
+            thread.start()
+            thread.join(_LAST_WORDS_S)
+
+    def _last_words(self) -> None:
         with contextlib.suppress(Exception):
             self._tell()
-            deadline = time.monotonic() + _LAST_WORDS_S
-            while distributed.is_main() and time.monotonic() < deadline and not self._is_last():
+            now = time.monotonic()
+            lost = {k for k, (_, beat_at, _) in self._seen.items() if now - beat_at > self._silence_s()}
+            while distributed.is_main() and time.monotonic() < now + _LAST_WORDS_S and not self._is_last(lost):
                 time.sleep(0.05)
 
-    def _is_last(self) -> bool:
-        records = distributed.posted("watch").values()
-        return sum(json.loads(text)["parts"] for text in records) == distributed.processes()
+    def _is_last(self, lost: set[int]) -> bool:
+        records = distributed.posted("watch").items()
+        parted = {int(k) for k, text in records if json.loads(text)["parts"]}
+        return len(parted | lost) == distributed.processes()
 
     def _explain(self, error: BaseException) -> None:
         self.phase(_BROKEN)
@@ -139,8 +160,7 @@ class Watch:
         """Prints the paragraph and ends the process at once: a thread that waits in a collective cannot be woken."""
         with self._lock:
             print(f"\nrecjax: error: process {distributed.process()}: {masked(message)}", file=sys.stderr, flush=True)
-            if not distributed.is_main() and 0 in self._seen and self._seen[0][0]["failed"]:
-                self.part()  # process 0 waits for it
+            self.part(status)
             os._exit(status)
 
     def _interval_s(self) -> float:
@@ -170,14 +190,14 @@ class Watch:
                     records = {int(k): json.loads(text) for k, text in distributed.posted("watch").items()}
                 except Exception as error:
                     if self._joined and self._phase != _OUTSIDE and not self._parts:
+                        self._joined = False  # there is nobody to part from
                         self.end(
                             f"process 0, which the others meet at, cannot be reached any more; it ended, or the link "
                             f"to it broke. This process was in phase {self._phase} ({_first(error)}). {AGAIN}"
                         )
                     continue
-                # By a signal, which may have reached the others too, or by an error.
-                ending = self._status != LOST or self._parts
-                if not ending and (message := self.judge(records, time.monotonic())):
+                # One that parts ends by a signal, which may have reached the others too, or by an error.
+                if not self._parts and (message := self.judge(records, time.monotonic())):
                     if self._joined:
                         self.end(message, _status(records))
             time.sleep(_BEAT_S)
@@ -186,7 +206,7 @@ class Watch:
         if self._pipe is None:
             return
         try:
-            os.write(self._pipe, f"{self._phase}\n".encode())
+            os.write(self._pipe, f"{self._phase} {'' if self._ends is None else self._ends}\n".encode())
         except BlockingIOError:
             pass  # it was stopped; its pipe is full
         except OSError:
@@ -266,10 +286,9 @@ def from_python() -> Iterator[None]:
 
 
 def ending(message: str, status: int) -> None:
-    """Tells the peers of this process, if it has any, that it ends now, and why; they end too, with its exit status."""
-    if _watch is not None and _watch._joined:
-        _watch.failed(message, status)
-        _watch.part()
+    """Tells supervisor and peers, if there are any, that this process ends now; the peers end too, with its status."""
+    if _watch is not None:
+        _watch.part(status, message)
 
 
 def phase(name: str) -> None:
@@ -299,6 +318,10 @@ def _perhaps_a_peers(error: BaseException) -> bool:
     # JAX tells of a collective that broke off, as when a peer is lost, with a RuntimeError of no class of its own.
     own = isinstance(error, (NotImplementedError, RecursionError)) or out_of_memory(error)
     return isinstance(error, RuntimeError) and not own
+
+
+def _in_short(message: str) -> str:
+    return " ".join(message.split())[:600]
 
 
 def _first(error: BaseException) -> str:

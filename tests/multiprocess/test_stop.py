@@ -2,11 +2,14 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from support import forked
 from support.commands import write_preset
-from support.processes import Job
+from support.processes import Job, environment, free_port
 
 from recjax.train.checkpoint.checkpoints import Checkpoints
 
@@ -39,3 +42,54 @@ def test_all_stop_by_the_signal_that_one_or_all_of_them_got(tmp_path: Path) -> N
             assert sum(stopped in message for message in job.messages()) == 2, text
         else:  # its first step may have been done by then
             assert wanted == "start" and any("before a step was trained" in m for m in job.messages()), text
+
+
+# Process 1 ends, for a reason of its own, and lingers: before it parts, until process 0 is ready to leave, or after it.
+LINGERS = """
+import os, signal, sys, time
+from recjax.errors import ConfigError
+from recjax.parallel import distributed, job, stopping, supervisor, watchdog
+
+if supervisor.PIPE not in os.environ:
+    sys.exit(supervisor.supervise(distributed.place()))
+
+def part_late(self, *arguments):
+    while '"parts": true' not in distributed.posted("watch").get("0", ""):
+        time.sleep(0.01)
+    time.sleep(0.5)
+    part(self, *arguments)
+
+def outlive(status):
+    time.sleep(20)
+    os.write(1, b"nobody aborted it")
+    leave(status)
+
+def work(watching):
+    if distributed.process() == 0:
+        time.sleep(60)
+    if sys.argv[1] == "before":
+        watchdog.Watch.part = part_late
+        try:
+            with watching.reporting():
+                raise ConfigError("a mistake")
+        except ConfigError as error:
+            return error.exit_status
+    os._exit = outlive
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+part, leave = watchdog.Watch.part, os._exit
+with stopping.command_line(True, ""):
+    job.run(distributed.place(), work)
+"""
+
+
+@pytest.mark.parametrize(("lingers", "statuses"), [("before", [4, 2]), ("after", [143, 143])])
+def test_one_that_lingers_has_its_own_status(lingers: str, statuses: list[int]) -> None:
+    port = free_port()
+    command = [sys.executable, "-c", LINGERS, lingers]
+    outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    both = [forked.Popen(command, env=environment(2, k, port, 20), **outputs) for k in range(2)]
+    texts = [process.communicate(timeout=60)[0] for process in both]
+    assert [process.returncode for process in both] == statuses, texts
+    assert "lost its peers" not in texts[1] and "nobody aborted it" not in texts[1], texts
