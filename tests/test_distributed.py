@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -261,6 +262,20 @@ def test_a_store_that_does_not_answer_keeps_nobody(watch, monkeypatch):
     watch.part(4)
     assert watch._parts and not answered
     answer.set()
+
+
+def test_a_broken_collective_is_not_explained_twice(watch, capsys):
+    """The other thread holds the lock while it ends the process, and does not give it back."""
+    watch._joined = False
+    with ThreadPoolExecutor(1) as main:
+        with watch._lock:
+            ends = main.submit(watch._explain, RuntimeError("connection reset"))
+            with pytest.raises(TimeoutError):
+                ends.result(0.3)
+            assert capsys.readouterr().err == ""
+        assert isinstance(ends.exception(), SystemExit)
+    said = capsys.readouterr().err
+    assert "RuntimeError: connection reset" in said and "all of them still answer" in said
 
 
 def test_records_are_json(watch):

@@ -153,8 +153,9 @@ class Watch:
         while time.monotonic() < deadline:
             time.sleep(0.2)  # meanwhile the thread may find the culprit
         text = " ".join(str(error).split())[:300]
-        traceback.print_exception(error)  # it may as well be a mistake of ours
-        self.end(f"the connection to a peer broke, though all of them still answer ({text}). {AGAIN}")
+        with self._lock:  # not while the thread, which has found it, waits for the others to part
+            traceback.print_exception(error)  # it may as well be a mistake of ours
+            self.end(f"the connection to a peer broke, though all of them still answer ({text}). {AGAIN}")
 
     def end(self, message: str, status: int = LOST) -> None:
         """Prints the paragraph and ends the process at once: a thread that waits in a collective cannot be woken."""
