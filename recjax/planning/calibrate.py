@@ -29,6 +29,7 @@ from jax.sharding import Mesh
 from recjax.comms.microbenchmark import chain
 from recjax.comms.replay import Prepared, measure, ranks_mesh
 from recjax.planning.cases import IN_A_PASS, Case, Program, Run, kernel_cases, runner
+from recjax.planning.compile_cases import compiled
 from recjax.planning.costs import Costs, of_sizes
 from recjax.planning.host_cases import host_cases
 from recjax.planning.machine import COLLECTIVES, HeldOut, Kernel, Machine, Point, Quantity
@@ -55,16 +56,18 @@ class Effort:
       passes: over all cases.
       case_s: of a case in a pass.
       limit_s: after which no further case is measured, if each was once.
+      compile_s: of compiling kernels, after which classes that have a few sizes get no further ones.
     """
 
     quick: bool
     passes: int
     case_s: float
     limit_s: float
+    compile_s: float
 
 
-FULL = Effort(False, 5, 0.05, 480.0)
-QUICK = Effort(True, 3, 0.01, 20.0)
+FULL = Effort(False, 5, 0.05, 480.0, 240.0)
+QUICK = Effort(True, 3, 0.01, 20.0, 30.0)
 
 
 @dataclasses.dataclass
@@ -223,17 +226,26 @@ def _seconds(runs: Sequence[Run], times: int) -> float:
 
 def _compiled(mesh: Mesh, effort: Effort, tell: Tell) -> tuple[list[_Timed], list[_Collective], dict[str, _Timed]]:
     """All cases, compiled and run once: kernels and host stages, collectives, overheads."""
-    cases = kernel_cases(effort.quick, ("f32", "bf16"))
-    cases += host_cases(mesh, effort.quick)
-    if mesh.devices.flat[0].platform == "cpu":  # a measure of its caches, of which an accelerator's kernels have little
-        cases += reuse_cases(effort.quick)
-    timed, said = [], time.monotonic()
-    for number, case in enumerate(cases):
+    kernels, device = kernel_cases(effort.quick, ("f32", "bf16")), mesh.devices.flat[0]
+    others = list(host_cases(mesh, effort.quick))  # some share what is made, or run programs to make it
+    if device.platform == "cpu":  # a measure of its caches, of which an accelerator's kernels have little
+        others += reuse_cases(effort.quick)
+    said = time.monotonic()
+
+    def done(number: int) -> None:
+        nonlocal said
+        if time.monotonic() - said > 5:
+            tell(f"compiled {number} of {len(kernels) + len(others)} kernels")
+            said = time.monotonic()
+
+    runs = compiled(kernels, device, time.monotonic() + effort.compile_s, done)
+    timed = [_Timed(case, run) for case, run in zip(kernels, runs, strict=True) if run is not None]
+    if len(timed) < len(kernels):
+        tell(f"left out {len(kernels) - len(timed)} of {len(kernels)} kernels: compiling took {effort.compile_s:.0f} s")
+    for case in others:
         timed.append(_Timed(case, case.make()))
         timed[-1].run()
-        if time.monotonic() - said > 5:
-            tell(f"compiled {number + 1} of {len(cases)} kernels")
-            said = time.monotonic()
+        done(len(timed))
     collectives = []
     if mesh.devices.size > 1:
         over = ranks_mesh(list(mesh.devices.flat))
@@ -248,7 +260,7 @@ def _compiled(mesh: Mesh, effort: Effort, tell: Tell) -> tuple[list[_Timed], lis
     for what, length, make in _chains():
         overheads[f"{what}.{length}"] = one = _Timed(Case("overhead", {}, make), make())
         one.run()
-    tell(f"compiled {len(cases)} kernels and host stages, {len(collectives)} collectives")
+    tell(f"compiled {len(timed)} kernels and host stages, {len(collectives)} collectives")
     return timed, collectives, overheads
 
 
@@ -350,7 +362,7 @@ def _rates(timed: Sequence[_Timed], cores: int) -> dict[str, Quantity]:
     found["cache"] = Quantity(_peak(passes), "B/s", "measured")
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found["memory_size"] = Quantity(float(size), "B", "the operating system")
-    if cache := _last_cache_bytes():
+    if cache := processor.last_cache_bytes():
         found["cache_size"] = Quantity(float(cache), "B", "the operating system")
     found["line_size"] = Quantity(64.0, "B", "of x86-64 and most Arm processors")
     return found
@@ -387,15 +399,3 @@ def _error(kernel: str, machine: Machine, held_out: Sequence[Point]) -> HeldOut 
         predicted_us = costs.of(of_sizes(kernel, point.sizes)).us
         pairs.append((predicted_us + _stream_us(kernel, point, costs), point.us))
     return HeldOut.of(pairs) if pairs else None
-
-
-def _last_cache_bytes() -> int | None:
-    """Size of the largest cache, None where the system does not tell."""
-    found = []
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        try:
-            text = path.read_text().strip()
-            found.append(int(text.rstrip("KMG")) * {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:], 1))
-        except (OSError, ValueError):
-            continue
-    return max(found, default=None)

@@ -1,4 +1,4 @@
-"""The processor of this machine, and the cores of it that this process may use."""
+"""The processor of this machine: its name, its caches, and the cores of it that this process may use."""
 
 from __future__ import annotations
 
@@ -20,3 +20,15 @@ def processor() -> str:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def last_cache_bytes() -> int | None:
+    """Size of the largest cache, None where the system does not tell."""
+    found = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        try:
+            text = path.read_text().strip()
+            found.append(int(text.rstrip("KMG")) * {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:], 1))
+        except (OSError, ValueError):
+            continue
+    return max(found, default=None)

@@ -137,6 +137,21 @@ def test_what_is_measured_between_the_passes_takes_none_of_their_time(few, monke
     assert len(hours) == effort.passes == sum("pass " in line for line in said)
 
 
+def test_where_compiling_takes_too_long_each_class_has_fewer_points(few):
+    """Of the products of 256 or 4096 by 1, 16 or 256 by 16 or 256 the 1st, the 6th and the 12th; and a line says so."""
+    said, mesh = [], make_mesh(MeshConfig(1, "cpu"))
+    effort = dataclasses.replace(calibrate.QUICK, passes=1, case_s=0.0, compile_s=-1.0)
+    machine = calibrate.calibrate(mesh, effort, said.append)
+    points = {kernel: [tuple(p.sizes.values()) for p in of.points] for kernel, of in machine.kernels.items()}
+    assert points["matmul.nn_f32"] == [(256, 1, 16), (256, 256, 256), (4096, 256, 256)]
+    assert set(points) == set(FEW) and all(1 <= len(found) <= 3 for found in points.values())
+    of_all = len(calibrate.kernel_cases(True, ("f32", "bf16")))
+    kept = sum(len(found) for found in points.values()) + sum(
+        of.held_out is not None for of in machine.kernels.values()
+    )
+    assert any(line.startswith(f"left out {of_all - kept} of {of_all} kernels") for line in said)
+
+
 def test_every_class_is_measured_over_the_sizes_that_the_machine_file_has():
     full = cases.kernel_cases(False, ("f32", "bf16"))
     for case in [*full, *cases.kernel_cases(True, ("f32",))]:
