@@ -60,7 +60,7 @@ def compiled(cases: Sequence[Case], device: jax.Device, until: float, done: Call
 
 
 def _ranks(cases: Sequence[Case]) -> list[int]:
-    """When each case's turn is among those of its class, for points and for sizes that are held out by themselves.
+    """The place in the order of its class that each case has, where points and held-out sizes count by themselves.
 
     So the first few ranks thin all classes alike.
     """
