@@ -81,7 +81,7 @@ def test_threads_have_their_own_arenas_beside_an_accelerator(
 ) -> None:
     (tmp_path / (device or "null")).touch()
     monkeypatch.setattr(malloc, "_DEVICES", tmp_path)
-    monkeypatch.setattr(malloc.importlib.util, "find_spec", lambda name: plugin or None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: plugin or None)
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
     tunables = malloc.environment()[malloc._TUNABLES].split(":")
     assert ("glibc.malloc.arena_max=1" in tunables) == one_arena
