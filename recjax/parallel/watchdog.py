@@ -94,7 +94,7 @@ class Watch:
             raise
 
     def failed(self, message: str) -> None:
-        """Tells the peers that this process ends, and why; they end too."""
+        """Posts that this process ends, and why; its peers end too."""
         self._failed = _in_short(message)
         if self._joined:
             with contextlib.suppress(Exception):  # they will see that it is gone
@@ -113,7 +113,7 @@ class Watch:
         self._joined = False
 
     def part(self, status: int, message: str = "") -> None:
-        """Tells the supervisor and the peers that this process ends now. Takes at most `_LAST_WORDS_S`.
+        """Says to the supervisor and posts for the peers that this process ends now. Takes at most `_LAST_WORDS_S`.
 
         JAX aborts those that outlive process 0. So that waits until all others that are not lost have posted it too.
         One that has may still be aborted before its exit; then its supervisor knows the status.
@@ -287,7 +287,7 @@ def from_python() -> Iterator[None]:
 
 
 def ending(message: str, status: int) -> None:
-    """Tells supervisor and peers, if there are any, that this process ends now; the peers end too, with its status."""
+    """Parts from supervisor and peers, if there are any: this process ends now, and the peers end with its status."""
     if _watch is not None:
         _watch.part(status, message)
 

@@ -246,16 +246,13 @@ def _compiled(mesh: Mesh, effort: Effort, tell: Tell) -> tuple[list[_Timed], lis
         timed.append(_Timed(case, case.make()))
         timed[-1].run()
         done(len(timed))
-    collectives = []
-    if mesh.devices.size > 1:
-        over = ranks_mesh(list(mesh.devices.flat))
-        sizes = _QUICK_BYTES if effort.quick else _COLLECTIVE_BYTES
-        collectives = [
-            _Collective(kind, size, over, held_out)
-            for kind in COLLECTIVES
-            for held_out in (False, True)
-            for size in (_HELD_OUT_BYTES if held_out else sizes)
-        ]
+    over, sizes = ranks_mesh(list(mesh.devices.flat)), _QUICK_BYTES if effort.quick else _COLLECTIVE_BYTES
+    collectives = [
+        _Collective(kind, size, over, held_out)
+        for kind in (COLLECTIVES if mesh.devices.size > 1 else ())
+        for held_out in (False, True)
+        for size in (_HELD_OUT_BYTES if held_out else sizes)
+    ]
     overheads = {}
     for what, length, make in _chains():
         overheads[f"{what}.{length}"] = one = _Timed(Case("overhead", {}, make), make())

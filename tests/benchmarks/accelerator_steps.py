@@ -74,7 +74,7 @@ def _spread(values: Any) -> str:
 
 
 def _profiled(side: Ours, state: Any) -> dict[str, dict[str, float]]:
-    """What the device did in a step and what the host did, ms."""
+    """Milliseconds of a step by part, on the device and on the host."""
     trace = profile.profile(lambda: side.round(state, 10, untimed=1), None)
     inputs = side.trainer.first_inputs(side.capacities)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)

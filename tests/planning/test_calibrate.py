@@ -140,7 +140,7 @@ def test_what_is_measured_between_the_passes_takes_none_of_their_time(few, monke
 
 
 def test_where_compiling_takes_too_long_each_class_has_fewer_points(few):
-    """Of the products of 256 or 4096 by 1, 16 or 256 by 16 or 256 the 1st, the 6th and the 12th; and a line says so."""
+    """The 1st, 6th and 12th of the products of 256 or 4096 by 1, 16 or 256 by 16 or 256 stay, and a line says so."""
     said, mesh = [], make_mesh(MeshConfig(1, "cpu"))
     effort = dataclasses.replace(calibrate.QUICK, passes=1, case_s=0.0, compile_s=-1.0)
     machine = calibrate.calibrate(mesh, effort, said.append)
