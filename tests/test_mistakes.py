@@ -101,6 +101,8 @@ def test_a_broken_preset(tmp_path, text, patterns):
         (["train", "movietweetings", "--train.epochs=3"], r"without dashes: train\.epochs=3\."),
         (["eval", "runs/x", "--data.path", "there"], r"without dashes: data\.path=there\."),
         (["train", "movietweetings", "--epochs", "3"], r"without dashes: train\.epochs=3\."),
+        (["train", "table", "--label=y", "data.from=x.csv"], r"--label=y\. .*without dashes: data\.label=y\."),
+        (["train", "table", "--from", "x.csv"], r"without dashes: data\.from=x\.csv\."),
         (["train", "movietweetings", "--batch-size"], r"without dashes: train\.batch_size=VALUE\."),
         (["show", "movietweetings", "--learning-rate=1"],
          r"embedding\.optimizer\.learning_rate=1 or train\.optimizer\.learning_rate=1\."),
@@ -360,6 +362,18 @@ def test_a_run_keeps_the_ids_that_its_plan_names_in_files(preset, tmp_path, monk
 def test_a_plan_that_cannot_be_saved(preset, tmp_path):
     done = inside("plan", preset, "--save", tmp_path / "nowhere" / "plan.json")
     assert_refused(done, 2, "--save .*plan.json cannot be written: No such file", "Choose another path")
+
+
+def test_a_plan_that_is_written_in_part_leaves_the_old_one(preset, tmp_path, monkeypatch):
+    def half(path, text, **how):
+        path.write_bytes(text[:10].encode())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    plan = tmp_path / "plan.json"
+    plan.write_text("old")
+    monkeypatch.setattr(Path, "write_text", half)
+    assert_refused(inside("plan", preset, "--save", plan), 2, "plan.json cannot be written: No space left on device")
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"] and plan.read_text() == "old"
 
 
 # --- devices ---

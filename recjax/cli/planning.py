@@ -9,6 +9,7 @@ from typing import Any
 from recjax.cli.verbs import write_result
 from recjax.errors import ConfigError, DeviceError
 from recjax.utils import log
+from recjax.utils.files import replacing
 from recjax.utils.paths import expanded, located
 
 
@@ -61,7 +62,8 @@ def plan(options: argparse.Namespace) -> None:
         beside = is_file(config.plan) and located(config.plan).parent == located(options.save).parent
         saved = plan if beside else plan.without_files()  # whose paths are relative to the plan file
         try:
-            expanded(options.save).write_text(saved.to_json(), encoding="utf-8")
+            with replacing(expanded(options.save)) as unfinished:
+                unfinished.write_text(saved.to_json(), encoding="utf-8")
         except OSError as error:
             raise ConfigError(
                 f"--save {options.save} cannot be written: {error.strerror}. Choose another path."

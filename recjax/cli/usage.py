@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import sys
 from collections.abc import Sequence
@@ -74,9 +75,7 @@ def _keys_like(options: argparse.Namespace, name: str) -> list[str]:
 
             config: object = catalog.default(options.dataset)
         elif "preset" in options or "run_folder" in options:
-            from recjax.config.run import RunConfig
-
-            config = RunConfig()
+            config = _config(getattr(options, "preset", ""))
         else:
             return []  # a verb with settings of its own
     except ConfigError:
@@ -87,3 +86,15 @@ def _keys_like(options: argparse.Namespace, name: str) -> list[str]:
         return [name]  # which may exist for another kind of data or model; if not, the corrected command says so
     like = [name] if name in keys else [key for key in keys if key.endswith(f".{name}")]
     return ([key for key in like if not key.startswith("small.")] or like)[:3]
+
+
+def _config(preset: str) -> object:
+    """Returns the config of a preset that has this name, else the default one: a file of one's own is not run."""
+    from recjax.config import presets
+    from recjax.config.run import RunConfig
+    from recjax.errors import ConfigError
+
+    if preset and not preset.endswith(".py"):
+        with contextlib.suppress(ConfigError):
+            return presets.load(preset)
+    return RunConfig()
