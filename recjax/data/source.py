@@ -81,7 +81,7 @@ def require_rows(source: BlockSource, split: str) -> None:
     if source.row_counts(split).sum() == 0:
         there = ", ".join(name for name in SPLITS if source.row_counts(name).sum() > 0) or "no split"
         raise DataError(
-            f"split {split!r} of {source.name} has no rows, so no batch can be read from it ({there} has). "
+            f"split {split!r} of {source.name} has no rows, so no batch can be read from it (rows are in: {there}). "
             "Give the split rows when preparing the data (or in the synthetic data's config)."
         )
 

@@ -148,6 +148,13 @@ def test_proposals_as_text_that_gives_the_same():
     ]
 
 
+def test_proposals_as_text_beside_roles_of_ones_own():
+    given = ("auto", "tags:jagged:min_count=2", "note:skip")
+    text = roles.to_text({"user": ("id", "text, 2 values"), "x": ("skip", "one value")}, given)
+    assert text.splitlines()[-1] == "to have it otherwise, start from columns=user:id,tags:jagged:min_count=2"
+    assert roles.parse(("user:id", "tags:jagged:min_count=2"))[1].keys() == {"user", "tags"}
+
+
 def test_the_grammar():
     auto, asked = roles.parse(("user:id", "a:b:id", "tags:jagged:split=;:min_count=2", "price:dense:log1p", "w:weight"))
     assert not auto and asked == {

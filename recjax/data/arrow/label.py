@@ -11,6 +11,7 @@ import numpy as np
 from recjax.data.arrow import convert
 from recjax.data.arrow.chunk_columns import shown
 from recjax.errors import DataError
+from recjax.utils.text import did_you_mean
 
 _LISTED = 6  # values of a label that a message lists
 
@@ -106,7 +107,7 @@ class LabelProfile:
             if missing:
                 raise DataError(
                     f"{where}: the label {name!r} is missing. A row without a label teaches nothing: leave such rows "
-                    "out, or fill them in."
+                    f"out with where={name}!=, or fill them in."
                 )
             advice = (
                 "Say which values count as 1: threshold=X (X and more), or positive=VALUE (that one)."
@@ -118,7 +119,9 @@ class LabelProfile:
             raise DataError(f"{where}: the label {name!r} is {value}, not 0 or 1; its values are {values}. {advice}")
         if self._sum in (0, self._rows):
             only = "0" if self._sum == 0 else "1"
+            words = [f"positive={each}".replace("'", "") for each in listed]
+            near = did_you_mean(f"positive={self._label.positive}", words) if self._label.positive else ""
             raise DataError(
-                f"the label {self._label} is {only} in all {self._rows:,} rows (the values of {name!r} are {values}): "
-                "there is nothing to tell apart. Name another label, threshold or positive value."
+                f"the label, {self._label}, is {only} in all {self._rows:,} rows (the values of {name!r} are "
+                f"{values}): there is nothing to tell apart.{near} Name another label, threshold or positive value."
             )

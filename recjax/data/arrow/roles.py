@@ -379,14 +379,20 @@ def propose(name: str, profile: ColumnProfile) -> tuple[Role, str]:
     return "dense", f"integers from {profile.least:,.0f} to {profile.most:,.0f}"
 
 
-def to_text(proposals: Mapping[str, tuple[Role, str]]) -> str:
-    """Proposals as lines to print, and as the override that gives the same."""
+def to_text(proposals: Mapping[str, tuple[Role, str]], given: Sequence[str] = ()) -> str:
+    """Returns proposals as lines to print, and as the setting that gives the same.
+
+    Args:
+      proposals: column -> its role, and why.
+      given: the texts of `columns=`, whose own roles that setting keeps.
+    """
     width = max(map(len, proposals), default=0)
     lines = [
         f"  {name:{width}}  {'left out' if role == 'skip' else role:8}  {why}"
         for name, (role, why) in proposals.items()
     ]
-    taken = ",".join(f"{name}:{role}" for name, (role, _) in proposals.items() if role != "skip")
+    own = [text for text in given if text != AUTO and not text.endswith(":skip")]
+    taken = ",".join([f"{name}:{role}" for name, (role, _) in proposals.items() if role != "skip"] + own)
     times = [name for name, (role, why) in proposals.items() if role == "skip" and why.startswith("times")]
     more = [f"hour and weekday become features with columns=auto,{times[0]}:time"] if times else []
     return "\n".join(

@@ -168,7 +168,7 @@ def open_files(config: Table, files: dict[str, list[TableFile]]) -> TableReader:
     )
     reader = TableReader(files, choices)
     if reader.proposals:
-        log.info(roles.to_text(reader.proposals))
+        log.info(roles.to_text(reader.proposals, config.columns))
     return reader
 
 
