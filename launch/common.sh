@@ -55,9 +55,9 @@ run_id() {
 
 # need_verb WORD...: refuses a command that does not begin with a verb of recjax.
 need_verb() {
-  (($#)) || die "there is nothing to run. Give the recjax command behind --, as in \"-- train movietweetings\"."
+  (($#)) || die "there is nothing to run. Give the recjax command after --, as in \"-- train movietweetings\"."
   [[ $1 =~ ^[a-z]+$ ]] ||
-    die "'$1' is no verb of recjax. Give the command behind --, as in \"-- train movietweetings\"."
+    die "'$1' is no verb of recjax. Give the command after --, as in \"-- train movietweetings\"."
 }
 
 # find_recjax: prints what to run: $RECJAX_BIN, or recjax on PATH, or that of the checkout's own environment.

@@ -23,7 +23,7 @@
 # NPROC=16 (at least)  XLA sizes its thread pool by it. With fewer threads than CPU devices, times two, JAX 0.10
 #                      deadlocks in collectives; schedulers and containers like to set NPROC=1. RECJAX_CPU_DEVICES
 #                      (devices of a process; local.sh and ssh.sh know it) raises the least value to twice that.
-# no_grpc_proxy        if there is a proxy: the hosts of the run, behind what no_proxy says. gRPC, which JAX's
+# no_grpc_proxy        if there is a proxy: the hosts of the run, after what no_proxy says. gRPC, which JAX's
 #                      coordinator speaks, sends even connections within the cluster through http_proxy, and then hangs.
 #                      http_proxy itself stays, since data on object storage may need it. (JAX still warns of it.)
 #

@@ -49,7 +49,7 @@ while (($#)); do
     --cluster | --location | --project | --build | --gpu | --tpu | --topology | --tpus | --name | --namespace) ;;
     --image | --claim | --processes | --gpus | --slices | --cpus | --memory | --select | --restarts) ;;
     --grace | --port | --user) ;;
-    *) die "unknown option $1; the command of recjax stands behind --." ;;
+    *) die "unknown option $1; the command of recjax follows --." ;;
   esac
   (($# > 1)) || die "$1 lacks its value."
   case $1 in

@@ -12,7 +12,7 @@
 #   --gpus          process i drives GPU i alone: adds mesh.platform=gpu mesh.devices=N
 #   --restarts K    start all again, at most K times, when a process was lost (default: 0)
 #   --port P        of process 0 on 127.0.0.1, for the others to find it (default: a free one)
-#   --logs DIR      process-0.log, process-1.log, ... go there, later attempts behind earlier ones
+#   --logs DIR      process-0.log, process-1.log, ... go there, later attempts after earlier ones
 #                   (default: runs/logs/ID; the same command always has the same ID)
 #   --dry-run       print what would run, one line for each process, and run nothing
 #
@@ -45,7 +45,7 @@ while (($#)); do
     --dry-run) dry=yes && shift ;;
     -h | --help) show_help && exit ;;
     --) shift && break ;;
-    *) die "unknown option $1; the command of recjax stands behind --." ;;
+    *) die "unknown option $1; the command of recjax follows --." ;;
   esac
 done
 need_verb "$@"

@@ -60,7 +60,7 @@ while (($#)); do
     --dry-run) dry=yes && shift ;;
     -h | --help) show_help && exit ;;
     --) shift && break ;;
-    *) die "unknown option $1; the command of recjax stands behind --." ;;
+    *) die "unknown option $1; the command of recjax follows --." ;;
   esac
 done
 need_verb "$@"
@@ -89,7 +89,7 @@ while read -r host rest || [[ -n $host ]]; do
     case $word in
       processes=*) count=${word#*=} && whole_number "$hosts_file:$line_number: processes" "$count" 1 ;;
       address=?*) address=${word#*=} ;;
-      *) die "$hosts_file:$line_number: '$word'; behind a machine's name there may be processes=N and address=A." ;;
+      *) die "$hosts_file:$line_number: '$word'; after a machine's name there may be processes=N and address=A." ;;
     esac
   done
   addresses+=("$address")

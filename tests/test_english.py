@@ -51,6 +51,11 @@ def test_pages_have_no_word_of_the_list(page):
     assert found(prose(page)) == []
 
 
+@pytest.mark.parametrize("file", filter(Path.is_file, (ROOT / "launch").rglob("*")), ids=lambda file: file.name)
+def test_launch_scripts_have_no_word_of_the_list(file):
+    assert found(file.read_text()) == []
+
+
 def test_the_rules_catch_what_they_are_for():
     assert all(OPENINGS.match(text) for text in ("What it is.", "Of all samples.", "Whether it runs.", "As `fetch`."))
     assert not any(OPENINGS.match(text) for text in ("Whatever.", "Returns whether it runs.", "Ofttimes."))

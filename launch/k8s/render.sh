@@ -57,7 +57,7 @@ while (($#)); do
     --dry-run) dry=yes && shift ;;
     -h | --help) show_help && exit ;;
     --) shift && break ;;
-    *) die "unknown option $1; the command of recjax stands behind --." ;;
+    *) die "unknown option $1; the command of recjax follows --." ;;
   esac
 done
 need_verb "$@"
