@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,3 +96,10 @@ def test_an_import_that_leads_upward_or_sideways_is_found(edge: Edge):
 def test_the_root_of_the_package_holds_five_modules_at_most():
     found = {path.stem for path in PACKAGE.glob("*.py")}
     assert found == {"__init__", "__main__", "errors", "kernels", "main"}
+
+
+def test_contributing_names_the_layers():
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text()
+    (chain,) = re.findall(r"`(errors →[^`]*)`", text)
+    named = [tuple(layer.split(", ")) for layer in " ".join(chain.split()).split(" → ")]
+    assert named == [names for names in LAYERS if not names[0].startswith("__")]
