@@ -115,6 +115,7 @@ def test_train_prints_what_summary_json_holds(run, preset):
     assert result["eval"].keys() == METRICS and result["eval"]["samples"] == 700
     assert (result["eval_split"], result["eval_step"] in (5, 7)) == ("test", True)
     assert result["chosen_by"] == "validation auc"
+    assert result["routing"] == "host"
     assert result["versions"].keys() >= {"recjax", "python", "jax", "flax", "numpy"}
     names = {path.name for path in out.iterdir()}
     assert names == {".lock", "config.json", "metrics.jsonl", "summary.json", "checkpoints", "curves.png"}

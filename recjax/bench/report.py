@@ -21,6 +21,7 @@ def to_text(result: dict[str, Any]) -> str:
         f"sample, batch {s['batch_size']:,}, {s['devices']} device(s) ({s['device']}), {s['threads']} thread(s)",
         f"Python {versions['python']}, JAX {versions['jax']}, kernels: {versions['kernels']}, dense products: "
         + s["products"]
+        + f", routing by the {s['routing']}"
         + ("" if busy is None else f"; other processes took {busy:.0%} of the CPU meanwhile"),
     ]
     if "peer" in result:

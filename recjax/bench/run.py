@@ -232,4 +232,5 @@ def _about(trainer: Trainer, options: Options, busy: float | None) -> dict[str, 
         "cpu_share_of_others": busy,
         "versions": {"python": platform.python_version(), "jax": jax.__version__, "kernels": kernels.variant()},
         "products": in_words(trainer.products, trainer.mesh),
+        "routing": trainer.router.name,
     }

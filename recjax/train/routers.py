@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from recjax.config.run import RunConfig
 from recjax.data.batch import Batch
+from recjax.data.source import BlockSource
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing import capacity, device, host
 from recjax.embedding.routing.routed import RoutedBatch, Routing
@@ -72,6 +73,7 @@ class _Router:
 class HostRouter(_Router):
     """Routes on the host: worker threads find the distinct rows, and the thread that trains lays them out."""
 
+    name: ClassVar[str] = "host"
     depth: ClassVar[int] = 0  # batches that are started before the one that is completed
 
     def route(self, batch: Batch, batch_size: int, parts: int) -> RoutedBatch:
@@ -95,6 +97,7 @@ class HostRouter(_Router):
 class DeviceRouter(_Router):
     """Routes on the devices. The batch after the one that is trained on is started before that one's step."""
 
+    name: ClassVar[str] = "device"
     depth: ClassVar[int] = 1
 
     def route(self, batch: Batch, batch_size: int, parts: int) -> RoutedBatch:
@@ -132,11 +135,24 @@ class DeviceRouter(_Router):
 Router = HostRouter | DeviceRouter
 
 
-def choose(config: RunConfig, bound: BoundPlan, mesh: Mesh, dtype: Any, planned: str, staged: bool) -> Router:
+def ids_per_sample(source: BlockSource, bound: BoundPlan) -> float:
+    """Returns how many ids a sample has: of jagged features the mean of the first block of training samples."""
+    jagged = [feature for feature in bound.features if feature.bag is None]
+    ids = float(sum(feature.bag or 0 for feature in bound.features))
+    if jagged:
+        block = source.read("train", 0)
+        ids += sum(len(block.bags[feature.reads].ids) for feature in jagged) / block.size
+    return ids
+
+
+def choose(
+    config: RunConfig, source: BlockSource, bound: BoundPlan, mesh: Mesh, dtype: Any, planned: str, staged: bool
+) -> Router:
     """Returns the router that `train.routing` asks for.
 
     Args:
       config: of the run.
+      source: its data.
       bound: the bound plan.
       mesh: its devices.
       dtype: of dense features, labels and weights on the devices.
@@ -151,9 +167,10 @@ def choose(config: RunConfig, bound: BoundPlan, mesh: Mesh, dtype: Any, planned:
     if choice == "auto" and not staged:
         choice = planned
     if choice == "auto":
-        ids = config.train.batch_size * sum(f.bag or 1 for f in bound.features)
+        platform = mesh.devices.flat[0].platform
+        ids = 0.0 if platform == "cpu" else config.train.batch_size * ids_per_sample(source, bound)
         static = not staged and not config.embedding.hot.refresh
-        choice = "device" if device.routes(choice, mesh.devices.flat[0].platform, ids, static) else "host"
+        choice = "device" if device.routes(choice, platform, ids, static) else "host"
     if choice == "device" and staged:
         raise ConfigError(
             "train.routing=device, but some tables have rows in places that the host alone knows. Set "

@@ -98,6 +98,7 @@ def test_one_command_measures_the_step_and_its_parts(preset: Path, tmp_path: Pat
     assert list((tmp_path / "traces" / "float32").rglob("*.xplane.pb"))
 
     text = to_text(result)  # without --json
+    assert ", routing by the host" in text
     assert "recjax float32" in text and "dense_backward" in text and "row_exchange (all-to-all)" in text
     assert "hosts" not in text
     rows = next(w for w in step["wire"] if w["phase"] == "row_exchange")

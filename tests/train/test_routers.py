@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from recjax.config.presets import load
-from recjax.embedding.routing import capacity
+from recjax.embedding.routing import capacity, device
+from recjax.train import routers
 from recjax.train.trainer import Trainer, build_trainer
 
 pytestmark = pytest.mark.light_compile
@@ -69,3 +71,21 @@ def test_a_resumed_run_has_the_sizes_of_one_that_went_on(routing, monkeypatch):
         again.load_state_dict(json.loads(json.dumps(state)))
         shapes = [jax.tree.map(np.shape, inputs) for inputs in itertools.islice(again, 24 - step)]
         assert shapes == whole[step:]
+
+
+def test_auto_counts_the_ids_of_jagged_bags(monkeypatch):
+    """`synthetic` with one jagged table of 0 to 8 ids, and one of one id: some five ids a sample, not two."""
+    made = trainer()
+    block = made.source.read("train", 0)
+    mean = len(block.bags["sparse_0"].ids) / block.size + 1
+    assert 4 < mean < 6
+    there = SimpleNamespace(devices=np.array([SimpleNamespace(platform="gpu")]))
+
+    def chosen(most: float) -> str:
+        monkeypatch.setattr(device, "_MANY_IDS", most)
+        router = routers.choose(made.config, made.source, made.bound, there, np.float32, "auto", False)
+        assert isinstance(router, routers.DeviceRouter if router.name == "device" else routers.HostRouter)
+        return router.name
+
+    assert [chosen(40 * mean - 1), chosen(40 * mean + 1)] == ["device", "host"]
+    assert made.router.name == "host"  # on a CPU

@@ -64,6 +64,7 @@ def summarise(
         "config_hash": settings.config_hash(config, FREE_ON_RESUME),
         "versions": versions(),
         "products": in_words(trainer.products, trainer.mesh),
+        "routing": trainer.router.name,
     }
 
 
