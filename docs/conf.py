@@ -1,9 +1,12 @@
 """Configuration of the documentation: `python -m sphinx -W -n docs docs/_build/html` (extra `docs`)."""
 
+import html
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
@@ -38,6 +41,7 @@ napoleon_attr_annotations = False
 napoleon_use_rtype = False  # "Returns: TEXT: more" has no type either
 autodoc_typehints = "none"  # docstrings give shapes and dtypes, which say more
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True  # as in the code: the value of os.environ, say, is nobody's business
 autosummary_generate = True
 
 html_theme = "sphinx_book_theme"
@@ -67,7 +71,31 @@ def _link_copies(app: object, page: str, text: list[str]) -> None:
     text[0] = text[0].replace("](../../notebooks/", "](notebooks/") if page == "getting_started/notebooks" else text[0]
 
 
+_BETWEEN = re.compile(r"(?<=\w[/._=:,|])(?=\w)|(?<=[a-z])(?=[A-Z])")
+WHOLE = 14  # characters: code in a cell of a table that is not longer stays in one line
+
+
+def breakable(page: str) -> str:
+    """Lets code in the cells of tables break after signs and between words, and nowhere else; short code not at all."""
+
+    def word(found: re.Match[str]) -> str:
+        if len(html.unescape(found[1])) <= WHOLE:
+            return f'<span class="pre whole">{found[1]}</span>'
+        return f'<span class="pre">{_BETWEEN.sub("<wbr>", found[1])}</span>'
+
+    def cell(found: re.Match[str]) -> str:
+        return re.sub(r'<span class="pre">(.*?)</span>', word, found[0])
+
+    return re.sub(r"<td.*?</td>", cell, page, flags=re.DOTALL)
+
+
+def _break_cells(app: object, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    if "body" in context:
+        context["body"] = breakable(context["body"])
+
+
 def setup(app: object) -> None:
     """Called by Sphinx."""
+    app.connect("html-page-context", _break_cells)  # type: ignore[attr-defined]
     app.connect("builder-inited", _prepare)  # type: ignore[attr-defined]
     app.connect("source-read", _link_copies)  # type: ignore[attr-defined]

@@ -26,6 +26,7 @@ from recjax.settings.tree import annotations_of, classes_of, field_of
 from recjax.settings.values import expected, written
 
 ROOT = Path(__file__).resolve().parent.parent
+LONG = 100  # characters of a setting; one that is longer gives its first values
 MOST = 30  # settings of a preset that are shown; some set each of a thousand tables apart
 
 
@@ -154,7 +155,7 @@ def preset_list() -> str:
         doc = ast.get_docstring(ast.parse(file.read_text())) or ""
         lines = settings.assignments(presets.load(file.stem, []))
         more = [f"... and {len(lines) - MOST} more"] if len(lines) > MOST + 5 else []
-        chosen = "\n".join([*(lines[:MOST] if more else lines), *more])
+        chosen = "\n".join([*map(_short, lines[:MOST] if more else lines), *more])
         parts.append(f"## {file.stem}\n\n{_doc(doc)}\n\n```text\n{chosen}\n```\n")
     for file in sorted((ROOT / "configs" / "sweeps").glob("*.toml")):
         text = file.read_text()
@@ -163,9 +164,21 @@ def preset_list() -> str:
     return "\n".join(parts)
 
 
+def _short(setting: str) -> str:
+    """A setting of a preset; of many values the first ones, and how many there are."""
+    if len(setting) <= LONG or "," not in setting:
+        return setting
+    return f"{setting[: setting.rindex(',', 0, LONG - 25)]},... ({setting.count(',') + 1} values)"
+
+
 def _doc(doc: str) -> str:
     """A docstring as Markdown; its indented commands are fenced."""
-    return re.sub(r"(?m)(?:^ {4}.*\n?)+", lambda m: f"```text\n{textwrap.dedent(m[0]).strip()}\n```\n", doc)
+
+    def fenced(found: re.Match[str]) -> str:
+        text = textwrap.dedent(found[0]).strip()
+        return f"```{'bash' if text.startswith(('recjax ', 'python ')) else 'text'}\n{text}\n```\n"
+
+    return re.sub(r"(?m)(?:^ {4}.*\n?)+", fenced, doc)
 
 
 def _first_paragraph(cls: type) -> str:
