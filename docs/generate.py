@@ -166,9 +166,8 @@ def preset_list() -> str:
 
 def _short(setting: str) -> str:
     """A setting of a preset; of many values the first ones, and how many there are."""
-    if len(setting) <= LONG or "," not in setting:
-        return setting
-    return f"{setting[: setting.rindex(',', 0, LONG - 25)]},... ({setting.count(',') + 1} values)"
+    shown, comma, _ = setting[: LONG - 25].rpartition(",")
+    return f"{shown},... ({setting.count(',') + 1} values)" if comma and len(setting) > LONG else setting
 
 
 def _doc(doc: str) -> str:

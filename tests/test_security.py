@@ -48,6 +48,14 @@ def test_nothing_that_is_read_can_run(file):
             assert safe.get("allow_pickle") == "False", f"{file}:{node.lineno}"
 
 
+@pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_no_default_holds_the_environment(file):
+    """`help` and the pages of the API print the values of defaults, and variables hold credentials."""
+    functions = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.FunctionDef | ast.Lambda)]
+    defaults = [d for f in functions for d in (*f.args.defaults, *f.args.kw_defaults) if d is not None]
+    assert not [d.lineno for d in defaults if "environ" in ast.unparse(d)]
+
+
 class Evil:
     """Leaves a mark if it is unpickled."""
 

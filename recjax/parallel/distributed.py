@@ -57,12 +57,16 @@ class Place:
     limit_s: float
 
 
-def place(environment: Mapping[str, str] = os.environ) -> Place | None:
+def place(environment: Mapping[str, str] | None = None) -> Place | None:
     """Reads this process's place from the environment; None if it is the only one.
+
+    Args:
+      environment: its variables; None: those of the process.
 
     Raises:
       ConfigError: a variable is missing or makes no sense.
     """
+    environment = os.environ if environment is None else environment  # help and documentation show a default's value
     given = [name for name in _EXPLICIT if environment.get(name)]
     cluster = environment.get(_CLUSTERS) or None
     if not given and not cluster:
@@ -98,13 +102,16 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
     return Place(environment.get("RECJAX_COORDINATOR"), processes, process, bind, local, cluster, limit)
 
 
-def limit_s(environment: Mapping[str, str] = os.environ) -> float:
-    """RECJAX_LIMIT_S.
+def limit_s(environment: Mapping[str, str] | None = None) -> float:
+    """Reads RECJAX_LIMIT_S, in seconds.
+
+    Args:
+      environment: as for `place`.
 
     Raises:
       ConfigError: it makes no sense.
     """
-    given = environment.get("RECJAX_LIMIT_S") or str(_DEFAULT_LIMIT_S)
+    given = (os.environ if environment is None else environment).get("RECJAX_LIMIT_S") or str(_DEFAULT_LIMIT_S)
     try:
         limit = float(given)
     except ValueError as error:
