@@ -51,7 +51,7 @@ def test_pages_have_no_word_of_the_list(page):
     assert found(prose(page)) == []
 
 
-@pytest.mark.parametrize("file", filter(Path.is_file, (ROOT / "launch").rglob("*")), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", [f for f in (ROOT / "launch").rglob("*") if f.is_file()], ids=lambda file: file.name)
 def test_launch_scripts_have_no_word_of_the_list(file):
     assert found(file.read_text()) == []
 
