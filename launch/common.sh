@@ -291,7 +291,7 @@ _start() { # _start INDEX ATTEMPT
   exec {out}>&- {err}>&-
 }
 
-# Lets tee write the last lines; not for ever, should something else still hold the streams.
+# Lets tee write the last lines; not forever, should something else still hold the streams.
 _await_tees() {
   local tee tries
   for tee in "${TEES[@]}"; do
