@@ -1,9 +1,13 @@
 """Measures for `recjax calibrate` how much longer kernels and the host's stages take in a training than alone.
 
 Calibration repeats a kernel or a stage alone. In a training the threads of the host and of the devices take turns on
-the same cores, each finds the caches as the others left them, and XLA hands kernels to other threads. Lin et al.
-(arXiv:2201.07821) take overheads from traces of workloads and share them over all; likewise some models
-are trained here whose CPU time by thread is compared with the predicted one, and the ratio goes into the machine file.
+the same cores, each finds the caches as the others left them, and XLA hands kernels to other threads, whose parts do
+not end together. Lin et al. (arXiv:2201.07821) take overheads from traces of workloads and share them over all.
+Likewise some models are trained here: their CPU time by thread, and their step by the clock, are compared with the
+predicted ones, and the ratios go into the machine file.
+
+So do the steps. Where a machine is not as fast all day, the same models, trained again beside another measurement, tell
+how fast it is then.
 """
 
 from __future__ import annotations
@@ -31,24 +35,34 @@ from recjax.errors import TrainingError
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
-from recjax.planning.machine import Machine, Quantity
+from recjax.planning.machine import Kernel, Machine, Point, Quantity
+from recjax.planning.predict import predict
 
 _WARM, _LEAST, _SECONDS = 8, 10, 0.5  # of a round: steps before, steps that are timed at least, and for how long
 _SOURCE = "measured in trainings"
+_FEW = 2  # references of a quick calibration
+TRAINING = "training"  # kernel class whose sizes are these models, by their place
 POSSIBLE = hasattr(time, "pthread_getcpuclockid")  # CPU time by thread; macOS and Windows do not give it
 
 
 @dataclasses.dataclass(frozen=True)
 class Busy:
-    """CPU time of a step, us.
+    """A step, us.
 
     Attributes:
-      host: of the threads that run Python.
+      host: CPU time of the threads that run Python.
       kernels: of all others.
+      step: by the clock.
     """
 
     host: float
     kernels: float
+    step: float
+
+    @property
+    def cpu(self) -> float:
+        """CPU time of all threads."""
+        return self.host + self.kernels
 
 
 class References:
@@ -61,7 +75,13 @@ class References:
     def __init__(self, quick: bool) -> None:
         """Compiles nothing yet. `quick` takes two references, else all."""
         self._configs = list(references(quick))
-        self._found: list[list[Busy]] = []
+        self.found: list[list[Busy]] = []
+
+    @classmethod
+    def of(cls, machine: Machine) -> References | None:
+        """Those that a machine was calibrated with; None if there are none, or this system does not tell CPU times."""
+        known = machine.kernel(TRAINING)
+        return cls(len(known.points) == _FEW) if POSSIBLE and known is not None else None
 
     def __enter__(self) -> Self:
         context = multiprocessing.get_context("spawn")
@@ -78,7 +98,7 @@ class References:
           TrainingError: the process that trains has ended.
         """
         try:
-            self._found.append(self._pool.submit(_round).result())
+            self.found.append(self._pool.submit(_round).result())
         except BrokenProcessPool as error:
             raise TrainingError(
                 "the process that trains models between the passes has ended, as one that the system stops for want of "
@@ -86,20 +106,56 @@ class References:
             ) from error
 
     def applied(self, machine: Machine) -> Machine:
-        """The machine with what kernels and host stages take in a training over what they take alone.
+        """The machine with what a training takes over what is predicted from all that was measured alone.
+
+        CPU time is compared first: kernels and host stages get a ratio each. By the clock a step takes longer than
+        so much CPU time needs, and `step_in_training` is by how much.
 
         Args:
           machine: whose devices compute on the cores of the host, without such ratios.
         """
-        host, kernels = [], []
-        for config, rounds in zip(self._configs, zip(*self._found, strict=True), strict=True):
-            prediction = predicted(config, machine)
-            alone_us = prediction.host.devices * prediction.schedule.core_us
-            host.append(statistics.median(one.host for one in rounds) / math.fsum(prediction.stages.values()))
-            kernels.append(statistics.median(one.kernels for one in rounds) / alone_us)
-        ratios = {"host_in_training": statistics.median(host), "kernels_in_training": statistics.median(kernels)}
-        found = {name: Quantity(float(max(1.0, ratio)), "times", _SOURCE) for name, ratio in ratios.items()}
-        return dataclasses.replace(machine, overheads=machine.overheads | found)
+        host, kernels, points = [], [], []
+        predictions = [predicted(config, machine) for config in self._configs]
+        rounds = [_middle(of) for of in zip(*self.found, strict=True)]
+        for place, (prediction, one) in enumerate(zip(predictions, rounds, strict=True), 1):
+            host.append(one.host / math.fsum(prediction.stages.values()))
+            kernels.append(one.kernels / (prediction.host.devices * prediction.schedule.core_us))
+            points.append(Point({"reference": float(place)}, one.step, max(1.0, one.cpu / one.step)))
+        busy = {"host_in_training": statistics.median(host), "kernels_in_training": statistics.median(kernels)}
+        trained = dataclasses.replace(
+            machine,
+            overheads=machine.overheads | {name: _times(ratio) for name, ratio in busy.items()},
+            kernels=machine.kernels | {TRAINING: Kernel(1.0, _SOURCE, tuple(points))},
+        )
+        waits = []
+        for prediction, one in zip(predictions, rounds, strict=True):
+            again = predict(prediction.graph, trained, prediction.host)
+            waits.append(one.step / one.cpu * again.cpu_us / again.step_us)
+        over = trained.overheads | {"step_in_training": _times(statistics.median(waits))}
+        return dataclasses.replace(trained, overheads=over)
+
+    def slower(self, machine: Machine, rounds: int) -> float:
+        """Returns how many times as long as when the machine was calibrated steps took in the last rounds.
+
+        It is the geometric mean over references and rounds.
+
+        Args:
+          machine: that knows `TRAINING`, of as many references as there are here.
+          rounds: how many.
+        """
+        points = sorted(machine.kernels[TRAINING].points, key=lambda point: point.sizes["reference"])
+        return statistics.geometric_mean(
+            one.step / point.us for found in self.found[-rounds:] for one, point in zip(found, points, strict=True)
+        )
+
+
+def _middle(rounds: Sequence[Busy]) -> Busy:
+    """The median over rounds, of each time by itself."""
+    return Busy(*(statistics.median(of) for of in zip(*map(dataclasses.astuple, rounds), strict=True)))
+
+
+def _times(ratio: float) -> Quantity:
+    return Quantity(float(max(1.0, ratio)), "times", _SOURCE)
 
 
 def references(quick: bool) -> Iterator[RunConfig]:
@@ -112,7 +168,7 @@ def references(quick: bool) -> Iterator[RunConfig]:
         ((200, 20_000) * 4, 1, 8, 512, (64, 32), 2, False),
         ((3000, 30_000, 100_000), 10, 32, 2048, (512, 256), 0, False),
     )
-    for rows, bag, dim, batch, widths, crosses, narrow in shapes[: 2 if quick else None]:
+    for rows, bag, dim, batch, widths, crosses, narrow in shapes[: _FEW if quick else None]:
         top = (*widths, 1)
         yield RunConfig(
             data=ZipfStream(rows, ids_per_bag=(bag,), distinct_blocks=4),
@@ -140,18 +196,18 @@ def _busy_a_step(training: Stepping) -> Busy:
     """Trains for a moment after some steps that do not count."""
     with contextlib.closing(training.trainer.train_inputs()) as stream:
         training.warm(stream, _WARM)
-        before, began, steps = _busy(), time.perf_counter(), 0
+        (host, kernels), began, steps = _busy(), time.perf_counter(), 0
         for _ in training.steps(stream):
             steps += 1
             if steps >= _LEAST and time.perf_counter() - began > _SECONDS:
                 break
         training.wait()
-        after = _busy()
-    return Busy((after.host - before.host) / steps, (after.kernels - before.kernels) / steps)
+        (host_after, kernels_after), took_s = _busy(), time.perf_counter() - began
+    return Busy((host_after - host) / steps, (kernels_after - kernels) / steps, took_s / steps * 1e6)
 
 
-def _busy() -> Busy:
-    """CPU time of this process until now."""
+def _busy() -> tuple[float, float]:
+    """CPU time of this process until now, us: of the threads that run Python, and of all others."""
     clocks = (time.pthread_getcpuclockid(thread.ident) for thread in threading.enumerate() if thread.ident)
     host_s = math.fsum(time.clock_gettime(clock) for clock in clocks)
-    return Busy(host_s * 1e6, (time.process_time() - host_s) * 1e6)
+    return host_s * 1e6, (time.process_time() - host_s) * 1e6

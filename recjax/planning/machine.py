@@ -37,6 +37,7 @@ SIZES: dict[str, tuple[str, ...]] = {
     "host_lookup": ("ids",),
     "host_swap": ("rows", "row_bytes"),
     "device_swap": ("rows", "row_bytes"),
+    "training": ("reference",),
 }
 COLLECTIVES = ("all_reduce", "all_to_all", "all_gather", "reduce_scatter")
 HOST = tuple(name for name in SIZES if name.startswith("host_") or name == "device_swap")
@@ -69,6 +70,7 @@ OVERHEADS: dict[str, tuple[str, bool]] = {
     "loop": ("us", False),
     "host_in_training": ("times", True),
     "kernels_in_training": ("times", True),
+    "step_in_training": ("times", True),
 }
 
 
@@ -164,7 +166,8 @@ class Machine:
         are `host_devices`, and `network` hosts; on a machine with a `torus` links lead to neighbours alone.
         `disk_reads` and `disk_writes` are of 4 KiB, anywhere, and of a host's disk; `disk_write` is in order.
       overheads: see `OVERHEADS`; those "in_training" are ratios, see `recjax.bench.in_training`.
-      kernels: name of a class, perhaps with a variant -> it.
+      kernels: name of a class, perhaps with a variant -> it. "training" has steps of whole trainings, see
+        `recjax.bench.in_training`.
     """
 
     name: str

@@ -68,7 +68,8 @@ class Prediction:
       schedule: when.
       host: of the host.
       stages: host stage -> time of one thread.
-      bounds: what the step may wait for -> how long that takes; the longest is the step.
+      bounds: what the step may wait for -> how long that takes; the longest is the step. In a training each takes
+        `step_in_training` times as long as its work.
       missing: host stages that the machine file says nothing of; they count as nothing.
     """
 
@@ -98,7 +99,9 @@ class Prediction:
     @property
     def cpu_us(self) -> float | None:
         """CPU time of a step, of the host's threads and the devices that share its cores; None if they do not."""
-        return self.bounds[CORES] * self.machine.cores if self.machine.shared else None
+        if not self.machine.shared:
+            return None
+        return self.bounds[CORES] * self.machine.cores / self.machine.overhead("step_in_training", 1.0)
 
     @property
     def exposed_us(self) -> float:
@@ -142,6 +145,8 @@ def predict(graph: Graph, machine: Machine, host: HostWork, costs: Costs | None 
     else:
         found, bounds[CORES] = _beside_host(graph, costs, routed + main, max(bounds.values()), host.devices)
     bounds[DEVICES] = found.end_us
+    longer = machine.overhead("step_in_training", 1.0)
+    found, bounds = found.stretched(longer), {name: longer * us for name, us in bounds.items()}
     times = {stage: cost.us for stage, cost in stages.items()}
     return Prediction(machine, graph, found, host, times, bounds, missing)
 

@@ -56,6 +56,13 @@ class Schedule:
     core_us: float
     critical: tuple[int, ...]
 
+    def stretched(self, times: float) -> Schedule:
+        """The schedule with every time so many times as long, and no more work in it."""
+        spans = tuple(
+            dataclasses.replace(span, start_us=times * span.start_us, end_us=times * span.end_us) for span in self.spans
+        )
+        return dataclasses.replace(self, spans=spans, end_us=times * self.end_us)
+
 
 def schedule(graph: Graph, costs: Costs, cores: Cores = ANY) -> Schedule:
     """The schedule of a graph on a machine.

@@ -17,25 +17,27 @@ from recjax.planning.machine_file import parse, write
 
 
 def test_cpu_time_is_of_python_threads_or_of_others():
-    before, began = module._busy(), time.thread_time()
+    (host, _), began = module._busy(), time.thread_time()
     while time.thread_time() - began < 0.05:
         pass
     middle = module._busy()
-    assert middle.host - before.host >= 50_000
+    assert middle[0] - host >= 50_000
 
     product = jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda _, x: jnp.tanh(x @ x), x))
     x = product(jnp.ones((256, 256)))
-    while (after := module._busy()).kernels - middle.kernels < 50_000:  # by the pool of XLA alone
+    while (after := module._busy())[1] - middle[1] < 50_000:  # by the pool of XLA alone
         x = product(x)
-    assert after.kernels + after.host == pytest.approx(time.process_time() * 1e6, abs=50_000)
+    assert sum(after) == pytest.approx(time.process_time() * 1e6, abs=50_000)
 
 
 def test_ratios_are_the_medians_over_references_and_never_below_one(monkeypatch, tmp_path):
-    """Three references of 100 us on the host and of 2 x 500 us in kernels, in three rounds each."""
-    rounds = [
-        [Busy(host + turn, kernels - turn) for host, kernels in ((150.0, 700.0), (190.0, 800.0), (170.0, 2000.0))]
-        for turn in (-9.0, 40.0, 0.0)
-    ]
+    """Three references of 100 us on the host and of 2 x 500 us in kernels, in three rounds each.
+
+    Steps are predicted that keep two cores busy, and are measured that keep busy 1, 1.6 and 1.9 of them.
+    """
+    busy = ((150.0, 700.0, 850.0), (190.0, 800.0, 990.0 / 1.6), (170.0, 2000.0, 2170.0 / 1.9))
+    rounds = [[Busy(host + turn, kernels - turn, step + turn) for host, kernels, step in busy]
+              for turn in (-9.0, 40.0, 0.0)]  # fmt: skip
 
     class Here:
         """A pool whose process gives these, a round after another."""
@@ -59,7 +61,16 @@ def test_ratios_are_the_medians_over_references_and_never_below_one(monkeypatch,
         stages={"host_read": 30.0, "host_place": 70.0},
         host=SimpleNamespace(devices=2),
         schedule=SimpleNamespace(core_us=500.0),
+        graph=None,
     )
+    ratios = []
+
+    def again(graph, machine, host):
+        ratios.append({name: machine.overheads[name].value for name in ("host_in_training", "kernels_in_training")})
+        assert "step_in_training" not in machine.overheads
+        return SimpleNamespace(cpu_us=600.0, step_us=300.0)
+
+    monkeypatch.setattr(module, "predict", again)
     monkeypatch.setattr(module.concurrent.futures, "ProcessPoolExecutor", Here)
     monkeypatch.setattr(module, "references", lambda quick: [None] * 3)
     monkeypatch.setattr(module, "predicted", lambda config, machine: alone)
@@ -70,8 +81,20 @@ def test_ratios_are_the_medians_over_references_and_never_below_one(monkeypatch,
     found = trainings.applied(MACHINE)
     assert found.overheads["host_in_training"].value == pytest.approx(1.7)
     assert found.overheads["kernels_in_training"].value == 1
+    assert found.overheads["step_in_training"].value == pytest.approx(2 / 1.6)
+    assert ratios == [{"host_in_training": pytest.approx(1.7), "kernels_in_training": 1.0}] * 3
+    points = found.kernels["training"].points
+    assert [(point.sizes["reference"], point.us, point.cores) for point in points] == [
+        (place, pytest.approx(of[2]), pytest.approx(cores))
+        for place, of, cores in zip((1, 2, 3), busy, (1, 1.6, 1.9), strict=True)
+    ]
+    # The last round alone is as the middle one; the one before took 40 us longer in each.
+    assert trainings.slower(found, 1) == pytest.approx(1)
+    longer = [(of[2] + 40) / of[2] for of in busy]
+    assert trainings.slower(found, 2) == pytest.approx((longer[0] * longer[1] * longer[2]) ** (1 / 6))
     write(found, tmp_path / "machine.json")
     assert parse((tmp_path / "machine.json").read_bytes(), "here") == found
+    assert len(module.References.of(found)._configs) == 3 and module.References.of(MACHINE) is None
     assert {name for name, (_, optional) in OVERHEADS.items() if optional} == found.overheads.keys() - MACHINE.overheads
 
 

@@ -121,6 +121,17 @@ def test_stages_and_kernels_take_longer_in_a_training_as_it_was_measured():
         assert after == pytest.approx(before if node.kind == "collective" else started + 3 * (before - started))
 
 
+def test_by_the_clock_a_step_takes_longer_in_a_training_than_its_work_needs():
+    """Three times as long, host and devices alike, with the same CPU time."""
+    plain = with_stages(dispatch=100.0)
+    over = plain.overheads | {"step_in_training": Quantity(3.0, "times", "measured")}
+    alone, beside = (predict(step(64), m, HOST) for m in (plain, dataclasses.replace(plain, overheads=over)))
+    assert beside.step_us == pytest.approx(3 * alone.step_us) and beside.cpu_us == pytest.approx(alone.cpu_us)
+    assert beside.bounds == pytest.approx({name: 3 * us for name, us in alone.bounds.items()})
+    assert beside.schedule.end_us == max(span.end_us for span in beside.schedule.spans)
+    assert sum(parts(beside).values()) == pytest.approx(3 * sum(parts(alone).values()))
+
+
 def test_what_is_read_in_order_is_a_class_of_its_own():
     """Unless the source has one, as data that are drawn each time."""
     kernels = {

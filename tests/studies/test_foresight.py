@@ -19,8 +19,10 @@ pytestmark = pytest.mark.light_compile
 TINY = study.Size({1: 2, 2: 1}, 1, 3, 1, (2,), 2, 0.01, True)
 
 
-def found(name, predicted, *measured, kind="config", base="", devices=1, **more):
+def found(name, predicted, *measured, kind="config", base="", devices=1, slower=(), **more):
     passes = [{"step_ms": ms, "cpu_ms": 2 * ms, "others": 0.0} for ms in measured]
+    for one, times in zip(passes, slower, strict=False):
+        one["slower"] = times
     return Found(kind, name, base, devices, {"step_ms": predicted, "sketch_ms": predicted, **more}, passes)
 
 
@@ -31,6 +33,15 @@ def test_errors_are_ratios_of_medians():
     assert of["repeat"] == pytest.approx(math.sqrt(3 * 1)) and "cpu_ms" not in of
     cpu = errors([found("a", 1.0, 1.0, cpu_ms=2.0)])["1"]["cpu_ms"]
     assert cpu["ratio_mean"] == 1  # against the CPU time
+
+
+def test_steps_are_compared_at_the_speed_that_the_machine_had_in_the_calibration():
+    """The references took twice as long, then four times; so did the model, whose step is predicted right."""
+    one = found("a", 3.0, 6.0, 12.0, slower=(2.0, 4.0), cpu_ms=18.0)
+    of = errors([one])["1"]
+    assert of["step_ms"]["worst"] == 1 and of["by_clock_ms"]["worst"] == 3 and of["cpu_ms"]["worst"] == 1
+    assert one.measured() == 3 and one.repeat == of["repeat"] == 1
+    assert "by_clock_ms" not in errors([found("a", 3.0, 6.0, 12.0, slower=(2.0,))])["1"]  # not known of all passes
 
 
 def test_classes_far_outside_are_counted_over_cases():
@@ -100,13 +111,13 @@ def faked(monkeypatch):
 
 def test_a_campaign_goes_on_where_it_was_and_refuses_other_settings(tmp_path, faked):
     all_cases = cases.cases(TINY.configs, 0, 0, 0, (), "", 0)
-    assert study.run(Finished(tmp_path, {"seed": 0}), all_cases, MACHINE, 2, 0.1, 0, lambda text: None)
+    assert study.run(Finished(tmp_path, {"seed": 0}), all_cases, MACHINE, 2, 0.1, 0, lambda text: None, None)
     assert len(faked) == 3 * 3  # a prediction and two passes of each
     lines = (tmp_path / RECORDS).read_text().splitlines()
     (tmp_path / RECORDS).write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:20])  # killed while writing
     kept = Finished(tmp_path, {"seed": 0})
     assert len(kept.results) == 8
-    assert study.run(kept, all_cases, MACHINE, 2, 0.1, 0, lambda text: None) and len(faked) == 10
+    assert study.run(kept, all_cases, MACHINE, 2, 0.1, 0, lambda text: None, None) and len(faked) == 10
     with pytest.raises(ConfigError, match="other settings"):
         Finished(tmp_path, {"seed": 1})
 
@@ -116,7 +127,7 @@ def test_the_report_sets_errors_beside_published_ones():
     configs = [found("a", 1.05, 1.0, 1.0, kernels_ms=0.25), found("b", 2.0, 1.0, 1.0, kernels_ms=0.25)]
     plans = [found(f"few on 2: {name}", p, m, kind="plan") for name, p, m in (("auto", 1, 1.0), ("planner", 2, 2.0))]
     about = {"machine": "here", "calibration": {}, "seed": 0, "complete": False, "cases": 9, "done": 2, "caveat": "",
-             "device": "cpu"}  # fmt: skip
+             "slower": [1.0, 1.5, 0.9], "device": "cpu"}  # fmt: skip
     model_a = [{"what": "slow", "step_ms": 100.0, "samples_per_s": 1e6, "exposed_share": 0.8},
                {"what": "large", "step_ms": None}]  # fmt: skip
     far = {"kernel": "sort", "share": 0.25}
@@ -138,6 +149,7 @@ def test_the_report_sets_errors_beside_published_ones():
     assert [section.title for section in report.sections] == ["Errors", "Plans", "Model A", "Refused"]
     notes = report.sections[0].notes
     assert "Not complete: the same command goes on from here." in notes
+    assert any("took 0.90 to 1.50 times as long as then (middle 1.00)" in note for note in notes)
     assert notes[1].startswith("In up to 2 cases far outside") and "sort (by a factor of up to 30, 25%" in notes[1]
 
 
@@ -170,8 +182,8 @@ def test_a_step_is_measured_and_predicted(tmp_path):
     _, config = next(cases.workloads(1, "cpu"))
     train = dataclasses.replace(config.train, batch_size=256)
     small = dataclasses.replace(config, train=train, data=dataclasses.replace(config.data, rows=(100, 1000)))
-    taken = measure.measured(small, 0.05)
-    assert taken["steps"] >= 5 and 0 < taken["step_ms"] and 0 < taken["cpu_ms"]
+    taken = measure.measured(small, 0.05, MACHINE, None)
+    assert taken["steps"] >= 10 and "slower" not in taken and 0 < taken["step_ms"] and 0 < taken["cpu_ms"]
     foreseen = measure.foreseen(small, MACHINE)
     assert foreseen["no_overhead_ms"] < foreseen["step_ms"] and foreseen["kernels_ms"] < foreseen["step_ms"]
     assert foreseen["sketch_ms"] > 0

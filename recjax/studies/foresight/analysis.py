@@ -12,8 +12,9 @@ import numpy as np
 
 from recjax.planning.machine import HeldOut
 
-VARIANTS = {"step_ms": "full prediction", "kernels_ms": "kernels alone", "no_overhead_ms": "without overheads",
-            "sketch_ms": "from sizes alone", "cpu_ms": "CPU time"}  # fmt: skip
+VARIANTS = {"step_ms": "full prediction", "by_clock_ms": "full, at whatever speed",
+            "kernels_ms": "kernels alone", "no_overhead_ms": "without overheads", "sketch_ms": "from sizes alone",
+            "cpu_ms": "CPU time"}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +35,25 @@ class Found:
     predicted: Mapping[str, Any]
     passes: Sequence[Mapping[str, Any]]
 
-    def measured(self, what: str = "step_ms") -> float:
-        """The median over passes."""
-        return float(np.median([one[what] for one in self.passes]))
+    def measured(self, what: str = "steady_ms") -> float:
+        """The median over passes; of "steady_ms", the step at the speed that the machine had in the calibration."""
+        return float(np.median(self._times(what)))
+
+    @property
+    def by_turns(self) -> bool:
+        """Whether references of the calibration were trained by turns with it, so that its speed then is known."""
+        return all("slower" in one for one in self.passes)
 
     @property
     def repeat(self) -> float:
         """The repeat error: of the passes' step times the largest over the least; 1 of a single pass."""
-        times = [one["step_ms"] for one in self.passes]
+        times = self._times("steady_ms")
         return max(times) / min(times)
+
+    def _times(self, what: str) -> list[float]:
+        if what == "steady_ms":
+            return [one["step_ms"] / one.get("slower", 1.0) for one in self.passes]
+        return [one[what] for one in self.passes]
 
 
 def errors(found: Sequence[Found]) -> dict[str, Any]:
@@ -51,7 +62,9 @@ def errors(found: Sequence[Found]) -> dict[str, Any]:
     Returns:
       number of devices -> variant -> "points", "ratio_mean" (geometric), "ratio_p50", "ratio_p90", "gmae", "worst"
       ratio, and "low", the share of cases that are predicted too short. "cpu_ms" is compared with the CPU time of a
-      step, the others with the clock. "repeat": geometric mean of the measurements' own repeat errors.
+      step, "by_clock_ms" with its time as it was measured, and the others with that time at the speed of the
+      calibration, where it is known (`Found.by_turns`); where it is not there is no "by_clock_ms". "repeat":
+      geometric mean of the measurements' own repeat errors.
     """
     result: dict[str, Any] = {}
     for devices in sorted({one.devices for one in found}):
@@ -59,10 +72,13 @@ def errors(found: Sequence[Found]) -> dict[str, Any]:
         of: dict[str, Any] = {}
         result[str(devices)] = of
         for variant in VARIANTS:
+            key, against = {"cpu_ms": ("cpu_ms", "cpu_ms"), "by_clock_ms": ("step_ms", "step_ms")}.get(
+                variant, (variant, "steady_ms")
+            )
             pairs = [
-                (one.predicted[variant], one.measured("cpu_ms" if variant == "cpu_ms" else "step_ms"))
+                (one.predicted[key], one.measured(against))
                 for one in own
-                if variant in one.predicted
+                if key in one.predicted and (one.by_turns or variant != "by_clock_ms")
             ]
             if pairs:
                 worst = max(max(p / m, m / p) for p, m in pairs)

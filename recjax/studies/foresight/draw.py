@@ -50,7 +50,8 @@ def _errors(result: dict[str, Any], found: Sequence[Found]) -> bytes:
         scatter.set(xlim=(low, high), xlabel="measured ms a step", ylabel="predicted ms a step")
         scatter.set_title("each point is a random model", fontsize=10)
         plots.legend_below(scatter)
-        names = {"step_ms": "full prediction", "no_overhead_ms": "without overheads", "kernels_ms": "kernels alone",
+        names = {"step_ms": "full prediction", "by_clock_ms": "full, whatever the\nspeed of the machine",
+                 "no_overhead_ms": "without overheads", "kernels_ms": "kernels alone",
                  "sketch_ms": "from sizes alone\n(what the planner sees)",
                  "cpu_ms": "CPU time, predicted\nagainst measured"}  # fmt: skip
         of = result["errors"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,12 @@ def _conditions(result: Mapping[str, Any]) -> list[str]:
     if far := reach.to_text(result["outside"]):
         most = max(row["cases"] for row in result["outside"])
         found.append(f"In up to {most} cases {far}, where that is most: errors say little of a full calibration.")
+    if speeds := about["slower"]:
+        found.append(
+            "Models that the calibration had trained were trained by turns with every case. They took "
+            f"{min(speeds):.2f} to {max(speeds):.2f} times as long as then (middle {statistics.median(speeds):.2f}), "
+            "and measured times are over that, except where it says at whatever speed."
+        )
     found += [f"{about['caveat']}: say so with every figure."] if about["caveat"] else []
     return found + ([] if about["complete"] else ["Not complete: the same command goes on from here."])
 

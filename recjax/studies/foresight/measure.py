@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
+from recjax.bench.in_training import References
 from recjax.bench.machine_load import Others
 from recjax.bench.prediction import predicted
 from recjax.bench.stepping import Stepping
@@ -19,9 +22,11 @@ from recjax.planning.predict import DEVICES, Prediction, predict
 from recjax.planning.reach import outside
 from recjax.planning.schedule import node_cost
 from recjax.train.planned import question
+from recjax.train.step_inputs import StepInputs
 from recjax.train.trainer import build_trainer
 
 _WARM = 4  # steps that compile and fill the pipeline
+_TURNS = 2  # in which a step is measured, the references before, between and after them
 _LEAST = 1e-6  # us, of an overhead that is left out
 
 
@@ -63,36 +68,56 @@ def _sketched(config: RunConfig, machine: Machine) -> float:
     return Planner(asked).predicted(exact_sizes(asked.demand, trainer.plan)).step_us
 
 
-def measured(config: RunConfig, seconds: float) -> dict[str, Any]:
-    """Trains for a short time.
+def measured(config: RunConfig, seconds: float, machine: Machine, references: References | None) -> dict[str, Any]:
+    """Trains for a short time, by turns with the references of a calibration.
 
     Args:
       config: of the run.
-      seconds: to time, in steps of which there are 5 at least.
+      seconds: to time, in steps of which there are 10 at least.
+      machine: of the calibration.
+      references: of it; None trains none.
 
     Returns:
-      "step_ms" of the clock, the median over steps; "cpu_ms", CPU time of all threads over the steps; "steps"; and
-      "others", the share of the CPU that other processes took meanwhile, None where the system does not tell.
+      "step_ms" of the clock, the median over steps; "cpu_ms", CPU time of all threads over the steps; "steps";
+      "others", the share of the CPU that other processes took meanwhile, None where the system does not tell; and with
+      references "slower", how many times as long as in the calibration these took.
     """
-    training, steps = Stepping(config), []
+    training = Stepping(config)
+    steps: list[float] = []
+    shares: list[float | None] = []
+    cpu_s = wall_s = 0.0
     with contextlib.closing(training.trainer.train_inputs()) as stream:
-        training.warm(stream, _WARM)
-        others, began, cpu = Others([]), time.perf_counter(), time.process_time()
-        last = began
-        for _ in training.steps(stream):
-            now = time.perf_counter()
-            steps.append(now - last)
-            last = now
-            if len(steps) >= 5 and now - began > seconds:
-                break
-        training.wait()
-        cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - began
-    middle = sorted(steps[1:])[(len(steps) - 1) // 2]
-    mean = wall_s / len(steps)
-    return {
+        for _ in range(_TURNS):
+            if references is not None:
+                references.round()
+            training.warm(stream, _WARM)
+            others, began, cpu = Others([]), time.perf_counter(), time.process_time()
+            turn = list(_steps(training, stream, seconds / _TURNS))
+            cpu_s, wall_s = cpu_s + time.process_time() - cpu, wall_s + time.perf_counter() - began
+            steps += turn[1:]
+            shares.append(others.share())
+        if references is not None:
+            references.round()
+    count = len(steps) + _TURNS
+    middle, mean = statistics.median(steps), wall_s / count
+    known = [share for share in shares if share is not None]
+    found = {
         "step_ms": (middle if math.isclose(middle, mean, rel_tol=0.5) else mean) * 1e3,
         "mean_ms": mean * 1e3,
-        "cpu_ms": cpu_s / len(steps) * 1e3,
-        "steps": len(steps),
-        "others": others.share(),
+        "cpu_ms": cpu_s / count * 1e3,
+        "steps": count,
+        "others": statistics.mean(known) if known else None,
     }
+    return found if references is None else found | {"slower": references.slower(machine, _TURNS + 1)}
+
+
+def _steps(training: Stepping, stream: Iterator[StepInputs], seconds: float) -> Iterator[float]:
+    """Trains for so long, 5 steps at least, and yields the time of each, s."""
+    last = began = time.perf_counter()
+    for count, _ in enumerate(training.steps(stream), 1):
+        now = time.perf_counter()
+        yield now - last
+        last = now
+        if count >= 5 and now - began > seconds:
+            break
+    training.wait()

@@ -5,6 +5,7 @@ Cases are predicted and measured in passes, each result a part of the study: wha
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -20,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from recjax.bench.in_training import References
 from recjax.bench.machine_load import Others
 from recjax.errors import RecjaxError, TrainingError
 from recjax.parallel.mesh import MeshConfig, make_mesh
@@ -80,7 +82,8 @@ def study(
       tell: called with what is being done.
 
     Returns:
-      JSON values of what there is: "about", with "complete", "cases", "done" and "caveat"; "errors", see
+      JSON values of what there is: "about", with "complete", "cases", "done", "caveat" and "slower", speeds of the
+      references, see `measure.measured`; "errors", see
       `analysis.errors`; "outside", see `analysis.outside`; "rankings", see `analysis.rankings`; "signs", see
       `analysis.signs`; "refused", cases with the reason; "published", None if it was not
       asked for; "lin", what Lin et al. report. And its pictures.
@@ -104,7 +107,8 @@ def study(
         )
         if case.config.mesh.devices <= len(jax.devices())
     ]
-    complete = run(kept, all_cases, known, size.passes, size.seconds, minutes, tell)
+    with References.of(known) or contextlib.nullcontext() as references:
+        complete = run(kept, all_cases, known, size.passes, size.seconds, minutes, tell, references)
     found, refused = measured_cases(kept, all_cases)
     busy = [one["others"] for case in found for one in case.passes if one["others"] is not None]
     share = float(np.median(busy)) if busy else others.share()
@@ -116,6 +120,7 @@ def study(
         "about": {
             "machine": known.name, "measured_machine": known.measured, "calibration": known.where, "seed": seed,
             "complete": complete, "cases": len(all_cases), "done": len(found), "caveat": caveat,
+            "slower": [one["slower"] for case in found for one in case.passes if "slower" in one],
             "device": device.device_kind, "cores": os.cpu_count(),
             "versions": {"python": platform.python_version(), "jax": jax.__version__},
         },
@@ -135,7 +140,7 @@ def study(
 
 def run(
     kept: Finished, cases: Sequence[Case], machine: Machine, passes: int, seconds: float, minutes: float,
-    tell: Callable[[str], None],
+    tell: Callable[[str], None], references: References | None,
 ) -> bool:  # fmt: skip
     """Runs the rest of a campaign: every case once in every pass, all others between.
 
@@ -147,6 +152,7 @@ def run(
       seconds: that a case is timed in a pass.
       minutes: after which it stops; 0: when all is done.
       tell: called with what is being done.
+      references: trained by turns with every case; None for none.
 
     Returns:
       Whether all is done.
@@ -162,17 +168,17 @@ def run(
                     return False
                 doing = "predicting" if turn < 0 else f"pass {turn + 1} of {passes},"
                 tell(f"{doing} case {place} of {len(cases)}: {case.name}")
-                kept.get(part, functools.partial(_figures, case, machine, turn, seconds))
+                kept.get(part, functools.partial(_figures, case, machine, turn, seconds, references))
     return True
 
 
-def _figures(case: Case, machine: Machine, turn: int, seconds: float) -> dict[str, Any]:
+def _figures(case: Case, machine: Machine, turn: int, seconds: float, references: References | None) -> dict[str, Any]:
     """Result of a prediction or a pass, or why it was refused."""
     head = {"case": case.name, "pass": turn}
     try:
         if turn < 0:
             return head | measure.foreseen(case.config, machine)
-        return head | measure.measured(case.config, seconds)
+        return head | measure.measured(case.config, seconds, machine, references)
     except RecjaxError as error:
         return head | {"refused": str(error)}
 
