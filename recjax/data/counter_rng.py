@@ -36,4 +36,7 @@ def uniform(count: int, seed: int, purpose: int, *place: int) -> np.ndarray:
 
 def permutation(count: int, seed: int, purpose: int, *place: int) -> np.ndarray:
     """A uniformly random order of 0..count-1: int64 [count]. Arguments as `bits`."""
-    return np.argsort(bits(count, seed, purpose, *place), kind="stable")
+    words = bits(count, seed, purpose, *place)
+    order = np.argsort(words)  # two to three times as fast as a stable one, and the same unless words are equal
+    ordered = words[order]
+    return np.argsort(words, kind="stable") if (ordered[1:] == ordered[:-1]).any() else order

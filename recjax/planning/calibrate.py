@@ -32,13 +32,14 @@ from recjax.planning.cases import IN_A_PASS, Case, Program, Run, kernel_cases, r
 from recjax.planning.compile_cases import compiled
 from recjax.planning.costs import Costs, of_sizes
 from recjax.planning.host_cases import host_cases
-from recjax.planning.machine import COLLECTIVES, HeldOut, Kernel, Machine, Point, Quantity
+from recjax.planning.machine import COLLECTIVES, HOST, HeldOut, Kernel, Machine, Point, Quantity
 from recjax.planning.reuse_cases import reuse_cases
 from recjax.tiers.disk_speed import disk_rates
 from recjax.utils import processor
 
 Tell = Callable[[str], None]
 _RUNS, _LEAST_RUNS = 20, 4  # of a case in a pass, of which the first does not count
+_LEAST_S = 0.005  # of a case in a pass: short ones run more often
 _LEAST_US = 0.05  # that a case takes: below, the clock says nothing
 _LEAST_FOR_RATE_US = 100.0  # that a case takes which may tell a peak rate: of less the clock's noise would be the peak
 _CHAIN = (16, 144)  # lengths of the chains that overheads are read from
@@ -80,19 +81,20 @@ class _Timed:
     cpu_s: list[float] = dataclasses.field(default_factory=list)
     threads: list[float] = dataclasses.field(default_factory=list)  # that made progress, in each pass
 
-    def measure(self, budget_s: float, empty_s: float) -> None:
-        """A pass over this case alone."""
+    def measure(self, budget_s: float, empty: _Timed) -> None:
+        """A pass over this case, by turns with an empty program: what that takes is not of a dispatched case."""
         runs: list[tuple[float, float]] = []
+        others: list[tuple[float, float]] = []
         with self.run.ready() if isinstance(self.run, Program) else contextlib.nullcontext():
             began = time.perf_counter()
-            for _ in range(_RUNS):
+            took_s = 0.0
+            while len(runs) < _LEAST_RUNS or took_s < (_LEAST_S if len(runs) >= _RUNS else budget_s):
                 runs.append(self._once())
-                if len(runs) >= _LEAST_RUNS and time.perf_counter() - began > budget_s:
-                    break
-        middle, cpu_s = (float(np.median(of)) for of in zip(*runs[1:], strict=True))
-        dispatch_s = empty_s if self.case.dispatched else 0.0
-        self.cpu_s.append(cpu_s - dispatch_s)
-        self.middle_s.append(middle - dispatch_s)
+                others.append(empty._once() if self.case.dispatched else (0.0, 0.0))
+                took_s = time.perf_counter() - began
+        middle_s, cpu_s = np.median(runs[1:], axis=0) - np.median(others[1:], axis=0)
+        self.cpu_s.append(float(cpu_s))
+        self.middle_s.append(float(middle_s))
         if self._beside:
             self.threads.append(_at_a_time(self._beside))
 
@@ -268,12 +270,10 @@ def _one_pass(
     empty = _Timed(Case("empty", {}, _empty), _empty())
     order = list(timed)
     random.Random(number).shuffle(order)
-    for place, one in enumerate(order):
+    for one in order:
         if time.monotonic() > until:
             return
-        if place % 32 == 0:
-            empty.measure(effort.case_s, 0.0)
-        one.measure(effort.case_s, min(empty.middle_s[-1], empty.middle_s[0]))
+        one.measure(effort.case_s, empty)
     if collectives:
         repeats = 2 if effort.quick else 4
         for one_of, times in zip(
@@ -390,9 +390,10 @@ def _stream_us(kernel: str, point: Point, costs: Costs) -> float:
 
 
 def _error(kernel: str, machine: Machine, held_out: Sequence[Point]) -> HeldOut | None:
-    """The error of predictions for sizes that are no points; None if there are none."""
+    """The error of predictions for sizes that are no points, with the start of a kernel; None if there are none."""
     costs, pairs = Costs(machine), []
+    start_us = 0.0 if kernel.partition(".")[0] in (*HOST, *COLLECTIVES) else machine.overhead("kernel")
     for point in held_out:
-        predicted_us = costs.of(of_sizes(kernel, point.sizes)).us
-        pairs.append((predicted_us + _stream_us(kernel, point, costs), point.us))
+        predicted_us = costs.of(of_sizes(kernel, point.sizes)).us + _stream_us(kernel, point, costs)
+        pairs.append((start_us + predicted_us, start_us + point.us))
     return HeldOut.of(pairs) if pairs else None

@@ -29,6 +29,7 @@ from recjax.planning.tier_cases import tier_cases
 _IDS, _FEW_IDS = tuple(2**e for e in (10, 12, 14, 16, 18)), (2**10, 2**14)
 _FEATURES, _FEW_FEATURES = (1, 8, 40), (2, 26)  # of the batches, each of one id a sample and a table of its own
 _MOST_SAMPLES = 2**16  # of a batch
+_WINDOW = 2**16  # samples that are shuffled with each other, or drawn together
 _SWEPT_BYTES = 2**25
 _ROUTED_FOR = (1, 8, 64)  # devices, which need not be here
 # Prepared data are read much as a stream is repeated, shuffled or not; the others are drawn.
@@ -150,7 +151,29 @@ def _stage(stage: str, kind: str, ids: int, features: int, devices: int, swept: 
         turn.run()
         return turn.seconds[stage]
 
-    return run
+    return _Reading(turn, max(1, ids // features)).run if stage == "host_read" else run
+
+
+class _Reading:
+    """Reading of batches. What reading a window takes longer, of which a few batches are, is shared by all of them."""
+
+    def __init__(self, turn: _Turn, samples: int) -> None:
+        """Makes it of batches of so many samples."""
+        self._turn, self._share, self._read = turn, min(1.0, samples / _WINDOW), 0
+        self._plain = self._window = 0.0  # seconds of the last batch that opened none, and of the last window besides
+
+    def run(self) -> float:
+        """Reads the next batch; returns the time that a batch takes on average, s."""
+        windows = [int(count * self._share) for count in (self._read - 1, self._read)]
+        self._turn.run()
+        self._read, took_s = self._read + 1, self._turn.seconds["host_read"]
+        if self._share == 1:
+            return took_s
+        if windows[0] == windows[1]:
+            self._plain = took_s
+        else:
+            self._window = max(0.0, took_s - self._plain)
+        return self._plain + self._share * self._window
 
 
 def _after_a_turn(work: Run, swept: bool) -> Run:

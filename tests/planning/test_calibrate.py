@@ -21,6 +21,7 @@ from recjax.planning.host_cases import host_cases
 from recjax.planning.machine import SIZES
 from recjax.planning.machine_file import open_machine
 
+NOTHING = calibrate._Timed(cases.Case("empty", {}, lambda: lambda: None), lambda: None)
 FEW = ("matmul.nn_f32", "copy", "elementwise", "transcendental", "scatter.sorted")
 
 
@@ -58,7 +59,7 @@ def test_what_a_case_returns_is_gone_before_it_runs_again():
 
     held = []
     timed = calibrate._Timed(cases.Case("copy", {"bytes": 64.0}, lambda: run), run)
-    timed.measure(0.0, 0.0)
+    timed.measure(0.0, NOTHING)
     assert len(held) == 4 and len(timed.middle_s) == 1  # the first does not count
 
 
@@ -66,8 +67,54 @@ def test_the_first_run_of_a_pass_does_not_count():
     seconds = iter([100.0, 1.0, 2.0, 30.0])
     case = cases.Case("host_read", {}, lambda: lambda: next(seconds), dispatched=False)
     timed = calibrate._Timed(case, case.make())
-    timed.measure(0.0, 0.0)
+    timed.measure(0.0, NOTHING)
     assert timed.middle_s == [2.0]
+
+
+def test_a_short_case_is_measured_by_turns_with_an_empty_program(monkeypatch):
+    """An empty program takes 3 s, then 7; the case 2 s longer than whichever is beside it; both often."""
+
+    class Clock:
+        now = 0.0
+
+        def perf_counter(self):
+            return Clock.now
+
+        process_time = perf_counter
+
+    def takes(longer_s):
+        def run():
+            runs.append(longer_s)
+            Clock.now += longer_s + (3.0 if Clock.now < 1000 else 7.0)
+
+        return run
+
+    runs = []
+    monkeypatch.setattr(calibrate, "time", Clock())
+    monkeypatch.setattr(calibrate, "_LEAST_S", 400.0)
+    case = cases.Case("copy", {"bytes": 64.0}, lambda: None)
+    empty, timed = calibrate._Timed(case, takes(0)), calibrate._Timed(case, takes(2))
+    timed.measure(0.0, empty)  # a pass of four runs
+    assert runs == [2, 0] * 4
+    for _ in range(3):
+        timed.measure(500.0, empty)  # at (2 + 3 + 3) s a turn, 50 of them; later, at 16, 25
+    assert timed.middle_s == [2.0] * 4 == timed.cpu_s and Clock.now > 1200 and len(runs) > 8 + 2 * (50 + 25)
+
+
+def test_a_batch_has_its_share_of_reading_a_window_of_which_few_are():
+    """Batches of a quarter of a window: every fourth takes 20 s longer than the second of the others."""
+
+    class Turn:
+        seconds: dict = {}
+        count = 0
+
+        def run(self):
+            self.seconds["host_read"] = 21.0 if self.count % 4 == 0 else 1.0
+            self.count += 1
+
+    of_quarters = host_module._Reading(Turn(), host_module._WINDOW // 4)
+    assert [of_quarters.run() for _ in range(10)][5:] == [6.0] * 5  # 1 + 20 / 4
+    assert [host_module._Reading(Turn(), host_module._WINDOW).run() for _ in range(2)] == [21.0] * 2
 
 
 def test_a_stage_of_the_host_finds_the_caches_as_devices_leave_them(monkeypatch):
@@ -221,8 +268,8 @@ def test_arguments_are_there_while_a_case_is_measured_and_no_longer():
     run = cases.runner(lambda x: x + 1, argument)
     timed = calibrate._Timed(cases.Case("copy", {"bytes": 64.0}, lambda: run), run)
     assert not made
-    timed.measure(0.0, 0.0)
-    timed.measure(0.0, 0.0)
+    timed.measure(0.0, NOTHING)
+    timed.measure(0.0, NOTHING)
     assert [ref() for ref in made] == [None, None]
 
 
