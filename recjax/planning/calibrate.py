@@ -85,7 +85,7 @@ class _Timed:
         """A pass over this case, by turns with an empty program: what that takes is not of a dispatched case."""
         runs: list[tuple[float, float]] = []
         others: list[tuple[float, float]] = []
-        with self.run.ready() if isinstance(self.run, Program) else contextlib.nullcontext():
+        with self.ready(), empty.ready():
             began = time.perf_counter()
             took_s = 0.0
             while len(runs) < _LEAST_RUNS or took_s < (_LEAST_S if len(runs) >= _RUNS else budget_s):
@@ -97,6 +97,10 @@ class _Timed:
         self.middle_s.append(float(middle_s))
         if self._beside:
             self.threads.append(_at_a_time(self._beside))
+
+    def ready(self) -> contextlib.AbstractContextManager[None]:
+        """A time in which its arguments are there."""
+        return self.run.ready() if isinstance(self.run, Program) else contextlib.nullcontext()
 
     def _once(self) -> tuple[float, float]:
         """Runs it: time of what counts and of the CPU, s.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.data.synthetic.stream import ZipfStream
@@ -119,10 +121,14 @@ class _Turn:
 
     def run(self) -> Any:
         """Reads, routes and packs the next batch; returns its routing."""
-        batch = self._timed("host_read", lambda: next(self._batches))
+        batch = self.read()
         counted = self._timed("host_route", lambda: host.route_on_host(batch, self._bound, batch.size))
         self._sizes = capacity.grow(self._sizes, counted.required_capacities)
         return self._timed("host_pack", lambda: host.pack(counted, self._bound, self._sizes))
+
+    def read(self) -> Batch:
+        """Reads the next batch alone."""
+        return self._timed("host_read", lambda: next(self._batches))
 
     def _timed(self, stage: str, work: Run) -> Any:
         self.sweep()
@@ -158,22 +164,25 @@ class _Reading:
     """Reading of batches. What reading a window takes longer, of which a few batches are, is shared by all of them."""
 
     def __init__(self, turn: _Turn, samples: int) -> None:
-        """Makes it of batches of so many samples."""
-        self._turn, self._share, self._read = turn, min(1.0, samples / _WINDOW), 0
+        """Makes it of batches of so many samples, and reads until a window has been opened after the first."""
+        self._turn, self._share, self._count = turn, min(1.0, samples / _WINDOW), 0
         self._plain = self._window = 0.0  # seconds of the last batch that opened none, and of the last window besides
+        for _ in range(math.ceil(1 / self._share) + 1):
+            self._read(turn.read)
 
     def run(self) -> float:
         """Reads the next batch; returns the time that a batch takes on average, s."""
-        windows = [int(count * self._share) for count in (self._read - 1, self._read)]
-        self._turn.run()
-        self._read, took_s = self._read + 1, self._turn.seconds["host_read"]
-        if self._share == 1:
-            return took_s
-        if windows[0] == windows[1]:
+        self._read(self._turn.run)
+        return self._turn.seconds["host_read"] if self._share == 1 else self._plain + self._share * self._window
+
+    def _read(self, work: Run) -> None:
+        work()
+        before, now = (int(count * self._share) for count in (self._count - 1, self._count))
+        self._count, took_s = self._count + 1, self._turn.seconds["host_read"]
+        if before == now:
             self._plain = took_s
         else:
             self._window = max(0.0, took_s - self._plain)
-        return self._plain + self._share * self._window
 
 
 def _after_a_turn(work: Run, swept: bool) -> Run:

@@ -108,13 +108,16 @@ def test_a_batch_has_its_share_of_reading_a_window_of_which_few_are():
         seconds: dict = {}
         count = 0
 
-        def run(self):
+        def read(self):
             self.seconds["host_read"] = 21.0 if self.count % 4 == 0 else 1.0
             self.count += 1
 
+        run = read
+
     of_quarters = host_module._Reading(Turn(), host_module._WINDOW // 4)
-    assert [of_quarters.run() for _ in range(10)][5:] == [6.0] * 5  # 1 + 20 / 4
-    assert [host_module._Reading(Turn(), host_module._WINDOW).run() for _ in range(2)] == [21.0] * 2
+    assert [of_quarters.run() for _ in range(10)] == [6.0] * 10  # 1 + 20 / 4
+    whole = host_module._Reading(Turn(), host_module._WINDOW)
+    assert [whole.run() for _ in range(4)] == [1.0, 1.0, 21.0, 1.0]  # two were read before
 
 
 def test_a_stage_of_the_host_finds_the_caches_as_devices_leave_them(monkeypatch):
