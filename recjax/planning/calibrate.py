@@ -1,9 +1,9 @@
 """`recjax calibrate`: measures kernel classes, collectives and host stages, and makes a machine of them.
 
 All cases are measured in passes, one after the other, so that a drift of the machine hits all classes alike. A case's
-time is the median over passes of the middle run in each, without what an empty program takes: a step's kernels are run
-as the machine is, too, and not at its best. CPU cores that a kernel keeps busy are the CPU time of the middle run over
-that.
+time is the median over passes of the middle run in each, without what an empty program takes that is run by turns with
+it: a step's kernels are run as the machine is, too, and not at its best. CPU cores that a kernel keeps busy are the CPU
+time of the middle run over that.
 """
 
 from __future__ import annotations
@@ -271,7 +271,8 @@ def _one_pass(
     timed: Sequence[_Timed], collectives: Sequence[_Collective], effort: Effort, number: int, until: float
 ) -> None:
     """All cases once, in an order of the pass's own, or as many of them as the time allows."""
-    empty = _Timed(Case("empty", {}, _empty), _empty())
+    run = runner(lambda x: x + 1, jnp.ones(8))
+    empty = _Timed(Case("empty", {}, lambda: run), run)
     order = list(timed)
     random.Random(number).shuffle(order)
     for one in order:
@@ -304,10 +305,6 @@ class _Collective:
     def point(self) -> Point:
         us = float(np.median(self._us)) if self._us else _LEAST_US
         return Point({"bytes": float(self.bytes), "devices": float(self._ranks)}, max(us, _LEAST_US))
-
-
-def _empty() -> Run:
-    return runner(lambda x: x + 1, jnp.ones(8))
 
 
 def _chains() -> Iterable[tuple[str, int, Callable[[], Run]]]:

@@ -110,7 +110,8 @@ class Costs:
         if name not in self._grids:
             base = name.partition(".")[0]
             places = ("devices",) if base in (*COLLECTIVES, "host_route", "host_pack") else ("table_bytes", "distance")
-            self._grids[name] = _Grid(SIZES[base], kernel.points, lambda of: self._roofline_us(name, of), places)
+            free = ("features",) if base == "host_read" else ()  # as many ids of more features are of fewer samples
+            self._grids[name] = _Grid(SIZES[base], kernel.points, lambda of: self._roofline_us(name, of), places, free)
         return self._grids[name]
 
     def _roofline_us(self, kernel: str, sizes: Mapping[str, float]) -> float:
@@ -127,8 +128,12 @@ class _Grid:
         points: Sequence[Point],
         roofline: Callable[[Mapping[str, float]], float],
         places: tuple[str, ...],
+        free: tuple[str, ...],
     ) -> None:
-        """Makes the grid; sizes among `places`, beyond the largest measured one, do not make the work more."""
+        """Makes the grid; sizes among `places`, beyond the largest measured one, do not make the work more.
+
+        Larger sizes take no less, but for those among `free`.
+        """
         self._names, self._places = names, places
         self._axes = [np.log(sorted({p.sizes[name] for p in points})) for name in names]
         logs_PxS = np.array([[math.log(p.sizes[name]) for name in names] for p in points])
@@ -142,11 +147,12 @@ class _Grid:
             sizes = dict(zip(names, np.exp(at_S), strict=True))
             us[place] = off_P[near] + math.log(roofline(sizes))
             cores[place] = max(1.0, points[near].cores)
+        rising = [axis for axis, name in enumerate(names) if name not in free]
         for _ in range(_SWEEPS):
-            for axis in range(len(names)):
+            for axis in rising:
                 us = np.apply_along_axis(_isotonic, axis, us)
         raised, lowered = us, us  # what the sweeps of several sizes leave
-        for axis in range(len(names)):
+        for axis in rising:
             raised = np.maximum.accumulate(raised, axis=axis)
             lowered = np.flip(np.minimum.accumulate(np.flip(lowered, axis), axis=axis), axis)
         self._log_us, self._cores = (raised + lowered) / 2, cores

@@ -16,7 +16,8 @@ from recjax.planning.work import Work, gather, matmul
 
 def measured(kernel, points):
     """A machine whose points of one class are (sizes..., us)."""
-    names = {"copy": ("bytes",), "matmul.f32": ("m", "n", "k"), "gather": ("rows", "row_bytes", "table_bytes")}[kernel]
+    names = {"copy": ("bytes",), "matmul.f32": ("m", "n", "k"), "gather": ("rows", "row_bytes", "table_bytes"),
+             "host_read": ("ids", "features")}[kernel]  # fmt: skip
     made = tuple(Point(dict(zip(names, map(float, sizes), strict=True)), us, 1.0) for *sizes, us in points)
     return Costs(dataclasses.replace(MACHINE, kernels={kernel: Kernel(1.0, "measured", made)}))
 
@@ -51,6 +52,13 @@ def test_a_table_larger_than_any_measured_takes_as_long_as_the_largest():
 def test_points_of_which_a_larger_one_took_less_are_evened_out():
     costs = measured("copy", [(10, 8.0), (100, 2.0)])
     assert us(costs, "copy", bytes=10) == us(costs, "copy", bytes=100) == pytest.approx(4)
+
+
+def test_more_features_of_as_many_ids_may_take_less_but_more_ids_may_not():
+    """Since the samples are fewer."""
+    costs = measured("host_read", [(1000, 1, 90.0), (1000, 10, 10.0), (10_000, 1, 40.0), (10_000, 10, 100.0)])
+    times = [[costs.host("host_read", ids=ids, features=n).us for n in (1.0, 10.0)] for ids in (1e3, 1e4)]
+    assert times == [[pytest.approx(60), pytest.approx(10)], [pytest.approx(60), pytest.approx(100)]]
 
 
 def test_one_point_that_was_disturbed_does_not_raise_all_larger_ones():
