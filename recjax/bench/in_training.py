@@ -25,6 +25,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import Self
 
+import numpy as np
+import scipy.optimize
+
 from recjax.bench.prediction import predicted
 from recjax.bench.stepping import Stepping
 from recjax.config.run import EmbeddingConfig, RunConfig
@@ -39,6 +42,7 @@ from recjax.planning.machine import Kernel, Machine, Point, Quantity
 from recjax.planning.predict import predict
 
 _WARM, _LEAST, _SECONDS = 8, 10, 0.5  # of a round: steps before, steps that are timed at least, and for how long
+_ALIKE = 0.001  # weight of the difference of two ratios, squared, beside that of relative errors
 _SOURCE = "measured in trainings"
 _FEW = 2  # references of a quick calibration
 TRAINING = "training"  # kernel class whose sizes are these models, by their place
@@ -52,7 +56,7 @@ class Busy:
     Attributes:
       host: CPU time of the threads that run Python.
       kernels: of all others.
-      step: by the clock.
+      step: by the clock, the median.
     """
 
     host: float
@@ -108,20 +112,26 @@ class References:
     def applied(self, machine: Machine) -> Machine:
         """The machine with what a training takes over what is predicted from all that was measured alone.
 
-        CPU time is compared first: kernels and host stages get a ratio each. By the clock a step takes longer than
-        so much CPU time needs, and `step_in_training` is by how much.
+        CPU time is compared first: kernels and host stages get the ratio with which the sum of both is nearest, in
+        least squares of relative errors, for not all threads that work for the host run Python. By the clock a step
+        takes longer than so much CPU time needs, and `step_in_training` is by how much.
 
         Args:
           machine: whose devices compute on the cores of the host, without such ratios.
         """
-        host, kernels, points = [], [], []
+        alone, points = [], []
         predictions = [predicted(config, machine) for config in self._configs]
         rounds = [_middle(of) for of in zip(*self.found, strict=True)]
         for place, (prediction, one) in enumerate(zip(predictions, rounds, strict=True), 1):
-            host.append(one.host / math.fsum(prediction.stages.values()))
-            kernels.append(one.kernels / (prediction.host.devices * prediction.schedule.core_us))
+            alone.append(
+                (
+                    math.fsum(prediction.stages.values()) / one.cpu,
+                    prediction.host.devices * prediction.schedule.core_us / one.cpu,
+                )
+            )
             points.append(Point({"reference": float(place)}, one.step, max(1.0, one.cpu / one.step)))
-        busy = {"host_in_training": statistics.median(host), "kernels_in_training": statistics.median(kernels)}
+        longer = 1 + _over_one(np.array(alone))
+        busy = dict(zip(("host_in_training", "kernels_in_training"), longer, strict=True))
         trained = dataclasses.replace(
             machine,
             overheads=machine.overheads | {name: _times(ratio) for name, ratio in busy.items()},
@@ -147,6 +157,17 @@ class References:
         return statistics.geometric_mean(
             one.step / point.us for found in self.found[-rounds:] for one, point in zip(found, points, strict=True)
         )
+
+
+def _over_one(shares_Rx2: np.ndarray) -> np.ndarray:
+    """How much over one two ratios are that make a sum of shares one, as far as can be, and never below; [2].
+
+    Where sums do not tell which of them it is, the two are alike.
+    """
+    alike = math.sqrt(_ALIKE)
+    rows = np.concatenate([shares_Rx2, [[alike, -alike]]])
+    found: np.ndarray = scipy.optimize.nnls(rows, np.append(1 - shares_Rx2.sum(axis=1), 0.0))[0]
+    return found
 
 
 def _middle(rounds: Sequence[Busy]) -> Busy:
@@ -196,14 +217,15 @@ def _busy_a_step(training: Stepping) -> Busy:
     """Trains for a moment after some steps that do not count."""
     with contextlib.closing(training.trainer.train_inputs()) as stream:
         training.warm(stream, _WARM)
-        (host, kernels), began, steps = _busy(), time.perf_counter(), 0
+        (host, kernels), times = _busy(), [time.perf_counter()]
         for _ in training.steps(stream):
-            steps += 1
-            if steps >= _LEAST and time.perf_counter() - began > _SECONDS:
+            times.append(time.perf_counter())
+            if len(times) > _LEAST and times[-1] - times[0] > _SECONDS:
                 break
         training.wait()
-        (host_after, kernels_after), took_s = _busy(), time.perf_counter() - began
-    return Busy((host_after - host) / steps, (kernels_after - kernels) / steps, took_s / steps * 1e6)
+        host_after, kernels_after = _busy()
+    steps, step_s = len(times) - 1, statistics.median(np.diff(times[1:]))
+    return Busy((host_after - host) / steps, (kernels_after - kernels) / steps, float(step_s) * 1e6)
 
 
 def _busy() -> tuple[float, float]:
