@@ -83,7 +83,7 @@ class References:
 
     @classmethod
     def of(cls, machine: Machine) -> References | None:
-        """Those that a machine was calibrated with; None if there are none, or this system does not tell CPU times."""
+        """The models that a machine was calibrated with; None if it was with none, or CPU times are not to be had."""
         known = machine.kernel(TRAINING)
         return cls(len(known.points) == _FEW) if POSSIBLE and known is not None else None
 
@@ -140,6 +140,7 @@ class References:
         waits = []
         for prediction, one in zip(predictions, rounds, strict=True):
             again = predict(prediction.graph, trained, prediction.host)
+            assert again.cpu_us is not None, "devices compute on the host's cores"
             waits.append(one.step / one.cpu * again.cpu_us / again.step_us)
         over = trained.overheads | {"step_in_training": _times(statistics.median(waits))}
         return dataclasses.replace(trained, overheads=over)
@@ -160,7 +161,7 @@ class References:
 
 
 def _over_one(shares_Rx2: np.ndarray) -> np.ndarray:
-    """How much over one two ratios are that make a sum of shares one, as far as can be, and never below; [2].
+    """Returns how much over one two ratios are that make a sum of shares one, as far as can be, and never below; [2].
 
     Where sums do not tell which of them it is, the two are alike.
     """

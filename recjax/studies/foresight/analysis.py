@@ -41,7 +41,7 @@ class Found:
 
     @property
     def by_turns(self) -> bool:
-        """Whether references of the calibration were trained by turns with it, so that its speed then is known."""
+        """True if references of the calibration were trained by turns with it, so that its speed then is known."""
         return all("slower" in one for one in self.passes)
 
     @property
