@@ -94,8 +94,8 @@ def _break_cells(app: object, page: str, template: str, context: dict[str, Any],
         context["body"] = breakable(context["body"])
 
 
-def setup(app: object) -> None:
+def setup(app: Any) -> None:
     """Called by Sphinx."""
-    app.connect("html-page-context", _break_cells)  # type: ignore[attr-defined]
-    app.connect("builder-inited", _prepare)  # type: ignore[attr-defined]
-    app.connect("source-read", _link_copies)  # type: ignore[attr-defined]
+    app.connect("html-page-context", _break_cells)
+    app.connect("builder-inited", _prepare)
+    app.connect("source-read", _link_copies)

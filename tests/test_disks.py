@@ -1,6 +1,7 @@
 """Full disks and missing permissions: one paragraph with place and remedy, and with space all goes on."""
 
 import contextlib
+import errno
 import json
 import os
 import pwd
@@ -9,6 +10,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.commands import OWN, SMALL, Done, assert_refused, contents, inside, steps_of
@@ -184,3 +186,15 @@ def test_no_home_to_keep_prepared_data_in(tmp_path, monkeypatch):
     monkeypatch.setattr(pwd, "getpwuid", nobody)
     done = inside("train", "movietweetings", *SMALL, "--out", tmp_path)
     assert_refused(done, 1, "there is no home folder", "Set RECJAX_CACHE")
+
+
+def test_a_plan_that_is_written_in_part_leaves_the_old_one(preset, tmp_path, monkeypatch):
+    def half(path, text, **how):
+        path.write_bytes(text[:10].encode())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    plan = tmp_path / "plan.json"
+    plan.write_text("old")
+    monkeypatch.setattr(Path, "write_text", half)
+    assert_refused(inside("plan", preset, "--save", plan), 2, "plan.json cannot be written: No space left on device")
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"] and plan.read_text() == "old"

@@ -364,18 +364,6 @@ def test_a_plan_that_cannot_be_saved(preset, tmp_path):
     assert_refused(done, 2, "--save .*plan.json cannot be written: No such file", "Choose another path")
 
 
-def test_a_plan_that_is_written_in_part_leaves_the_old_one(preset, tmp_path, monkeypatch):
-    def half(path, text, **how):
-        path.write_bytes(text[:10].encode())
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    plan = tmp_path / "plan.json"
-    plan.write_text("old")
-    monkeypatch.setattr(Path, "write_text", half)
-    assert_refused(inside("plan", preset, "--save", plan), 2, "plan.json cannot be written: No space left on device")
-    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"] and plan.read_text() == "old"
-
-
 # --- devices ---
 
 

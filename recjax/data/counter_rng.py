@@ -37,6 +37,8 @@ def uniform(count: int, seed: int, purpose: int, *place: int) -> np.ndarray:
 def permutation(count: int, seed: int, purpose: int, *place: int) -> np.ndarray:
     """A uniformly random order of 0..count-1: int64 [count]. Arguments as `bits`."""
     words = bits(count, seed, purpose, *place)
-    order = np.argsort(words)  # two to three times as fast as a stable one, and the same unless words are equal
+    order = np.argsort(
+        words
+    )  # a third of the time of a stable one where NumPy has vector code; the same unless words are equal
     ordered = words[order]
     return np.argsort(words, kind="stable") if (ordered[1:] == ordered[:-1]).any() else order

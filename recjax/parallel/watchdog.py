@@ -113,7 +113,7 @@ class Watch:
         self._joined = False
 
     def part(self, status: int, message: str = "") -> None:
-        """Says to the supervisor and posts for the peers that this process ends now. Takes at most `_LAST_WORDS_S`.
+        """Reports to the supervisor and to the peers that this process ends now. Takes at most `_LAST_WORDS_S`.
 
         JAX aborts those that outlive process 0. So that waits until all others that are not lost have posted it too.
         One that has may still be aborted before its exit; then its supervisor knows the status.

@@ -184,6 +184,22 @@ def test_a_step_is_measured_and_predicted(tmp_path):
     small = dataclasses.replace(config, train=train, data=dataclasses.replace(config.data, rows=(100, 1000)))
     taken = measure.measured(small, 0.05, MACHINE, None)
     assert taken["steps"] >= 10 and "slower" not in taken and 0 < taken["step_ms"] and 0 < taken["cpu_ms"]
+
+    class Turns:
+        """References that took 1.5 times as long as in the calibration."""
+
+        rounds = 0
+
+        def round(self):
+            self.rounds += 1
+
+        def slower(self, machine, rounds):
+            assert machine is MACHINE and rounds == self.rounds  # all of this case
+            return 1.5
+
+    references = Turns()
+    assert measure.measured(small, 0.05, MACHINE, references)["slower"] == 1.5
+    assert references.rounds == 3  # before, between and after two turns
     foreseen = measure.foreseen(small, MACHINE)
     assert foreseen["no_overhead_ms"] < foreseen["step_ms"] and foreseen["kernels_ms"] < foreseen["step_ms"]
     assert foreseen["sketch_ms"] > 0
