@@ -16,7 +16,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from recjax.data.batch import Batch
-from recjax.data.pipeline import batches
+from recjax.data.pipeline import Order, batches
+from recjax.data.source import BLOCK_ROWS
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.bind import bind
@@ -31,7 +32,7 @@ from recjax.planning.tier_cases import tier_cases
 _IDS, _FEW_IDS = tuple(2**e for e in (10, 12, 14, 16, 18)), (2**10, 2**14)
 _FEATURES, _FEW_FEATURES = (1, 8, 40), (2, 26)  # of the batches, each of one id a sample and a table of its own
 _MOST_SAMPLES = 2**16  # of a batch
-_WINDOW = 2**16  # samples that are shuffled with each other, or drawn together
+_WINDOW = Order.shuffle_blocks * BLOCK_ROWS  # samples that are shuffled with each other, or drawn together
 _SWEPT_BYTES = 2**25
 _ROUTED_FOR = (1, 8, 64)  # devices, which need not be here
 # Prepared data are read much as a stream is repeated, shuffled or not; the others are drawn.
