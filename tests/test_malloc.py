@@ -64,6 +64,14 @@ def test_it_restarts_at_most_once(tmp_path, system, given, starts):
     assert len({line.split()[0] for line in lines}) == 1  # the same process
 
 
+def test_a_debugger_keeps_the_process_that_it_started(monkeypatch) -> None:
+    monkeypatch.delenv(malloc._TUNABLES, raising=False)
+    monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("it started again"))
+    monkeypatch.setenv("RECJAX_NO_REEXEC", "1")
+    malloc.restart_with_tunables()
+    assert malloc._TUNABLES not in os.environ  # nor for the processes that it starts
+
+
 @pytest.mark.parametrize(
     ("platforms", "plugin", "device", "one_arena"),
     [

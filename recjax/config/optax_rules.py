@@ -7,7 +7,6 @@ train.schedule=optax train.schedule.name=cosine_decay_schedule train.schedule.ar
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +18,7 @@ import optax
 
 from recjax.errors import ConfigError
 from recjax.settings.values import check_ranges
-from recjax.utils.text import did_you_mean
+from recjax.utils.text import did_you_mean, near
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,8 +98,8 @@ def _checked(
       ConfigError: there is no such function, or it takes others; with the nearest names.
     """
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(known)}."
+        close = near(name, known)
+        hint = f"Did you mean {' or '.join(close)}?" if close else f"There are {', '.join(known)}."
         raise ConfigError(f"{place}.name={name}: optax {optax.__version__} has none of that name. {hint}")
     takes = {k: p for k, p in inspect.signature(known[name]).parameters.items() if k not in first}
     given: dict[str, Any] = {}

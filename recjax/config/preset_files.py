@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import inspect
 import traceback
@@ -17,6 +16,7 @@ from recjax.errors import ConfigError
 from recjax.settings.overrides import flatten
 from recjax.settings.values import either
 from recjax.utils.paths import expanded
+from recjax.utils.text import near
 
 
 def find_preset(name_or_path: str | Path) -> Path:
@@ -48,7 +48,7 @@ def _find(text: str, what: str, pattern: str, content: str) -> Path:
     files = {file.stem: file for file in sorted(folder.glob(pattern))}
     if text in files:
         return files[text]
-    close = difflib.get_close_matches(Path(text).stem, files, n=3)
+    close = near(Path(text).stem, files, least=0.6)
     if what == "preset" and (of_data := hint(text)):
         raise ConfigError(f"{text} is no preset (the name of one, or a Python file). {of_data.rstrip()}")
     raise ConfigError(

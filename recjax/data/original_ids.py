@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import reprlib
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ from recjax.data.prepare.encoder import open_encoder
 from recjax.data.prepare.ids import IdMap, VocabularyMap, first_row, stable_hash
 from recjax.data.storage.blocks import PreparedSource
 from recjax.errors import ConfigError, NoSuchName
+from recjax.utils.text import near
 
 _COMPARED = 20_000  # ids at most that a text is compared with for a hint
 
@@ -152,8 +152,8 @@ class OriginalIds:
         return rows
 
     def _unknown(self, value: Any, key: Any) -> NoSuchName:
-        near = self._near(key)
-        hint = f" Near it are {', '.join(map(repr, near))}." if near else ""
+        similar = self._near(key)
+        hint = f" Near it are {', '.join(map(repr, similar))}." if similar else ""
         count = f"one of {self.count:,}" if self.count else "one, as there are none"
         return NoSuchName(f"the table of {self.name!r} has no row for the id {_short(value)}.{hint} Give {count}.")
 
@@ -172,7 +172,7 @@ class OriginalIds:
             values = np.sort(values)
             at = int(np.searchsorted(values, text))
             values = values[max(at - 50, 0) : at + 50]
-        return difflib.get_close_matches(text, values.tolist(), n=3, cutoff=0.5)
+        return near(text, values.tolist())
 
 
 def original_ids(source: PreparedSource | None, name: str, rows: int) -> OriginalIds:

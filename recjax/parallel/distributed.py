@@ -193,7 +193,7 @@ def join(where: Place) -> None:
     try:
         jax.distributed.initialize(
             initialization_timeout=int(where.limit_s),
-            heartbeat_timeout_seconds=int(where.limit_s),
+            heartbeat_timeout_seconds=int(2 * where.limit_s),  # the watchdog's words come first, also on a busy machine
             shutdown_timeout_seconds=int(where.limit_s),
             **explicit,
         )

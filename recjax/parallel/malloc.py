@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 
 _TUNABLES = "GLIBC_TUNABLES"
+_NO_RESTART = "RECJAX_NO_REEXEC"
 _ARROW = "ARROW_DEFAULT_MEMORY_POOL"
 _SYSTEM = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _DEVICES = Path("/dev")
@@ -33,10 +34,11 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 def restart_with_tunables() -> None:
     """Starts this command again, in the same process, with the tunables set; returns where that is of no use.
 
-    That is where the user has set GLIBC_TUNABLES, and where there is no glibc. Huge pages are asked for where the
-    system gives them to those who ask.
+    That is where the user has set GLIBC_TUNABLES, and where there is no glibc. Where RECJAX_NO_REEXEC is set to
+    anything, as for a debugger, which would lose the process, it returns too. Huge pages are asked for where the system
+    gives them to those who ask.
     """
-    if _TUNABLES in os.environ or not _glibc():
+    if os.environ.get(_NO_RESTART) or _TUNABLES in os.environ or not _glibc():
         return
     os.environ |= environment()
     sys.stdout.flush()

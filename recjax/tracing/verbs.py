@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from recjax.errors import ConfigError, DataError, DeviceError
 from recjax.parallel import distributed
 from recjax.settings.values import either
 from recjax.utils.paths import expanded
+from recjax.utils.text import near
 from recjax.utils.variants import variants
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _add_kineto(to: argparse.ArgumentParser) -> None:
 def joined(arguments: Sequence[str]) -> list[str]:
     """The arguments of the command line with a verb of two words as one, also where the second is misspelt."""
     verb, second = [*arguments[:2], "", ""][:2]
-    if verb != "trace" or not difflib.get_close_matches(second, ["report", "convert"], cutoff=0.8):
+    if verb != "trace" or not near(second, ["report", "convert"], least=0.8):
         return list(arguments)
     return [f"trace {second}", *arguments[2:]]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.models.layers import LINEAR
 from recjax.settings.values import either
+from recjax.utils.text import near
 
 
 def specs(config: RunConfig, schema: Schema) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
@@ -120,7 +120,7 @@ def _with_own(table: TableSpec, settings: Mapping[str, TableConfig]) -> TableSpe
 
 def nearest_names(name: str, names: Sequence[str]) -> str:
     """The end of an error message: the names that are most similar, or else the first ones."""
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    close = near(name, names)
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     return f"Did you mean {either(close)}?" if close else f"There are {', '.join(names[:10])}{more}."
 

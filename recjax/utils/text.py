@@ -16,9 +16,21 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list
     return lines
 
 
+def near(name: str, names: Iterable[str], count: int = 3, least: float = 0.5) -> list[str]:
+    """Returns those of the names that a misspelt one may stand for, the nearest first.
+
+    Args:
+      name: as it was written.
+      names: that there are.
+      count: of those that are returned, at most.
+      least: similarity, from 0 to 1 (`difflib`).
+    """
+    return difflib.get_close_matches(name, list(names), n=count, cutoff=least)
+
+
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """Returns the one of the names that a misspelt one may stand for; None where none is near."""
-    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
+    return next(iter(near(name, names, 1, 0.6)), None)
 
 
 def did_you_mean(name: str, names: Iterable[str], quoted: bool = False) -> str:

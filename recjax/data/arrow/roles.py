@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast, get_args
@@ -14,7 +13,7 @@ from recjax.data.arrow.convert import EXACT
 from recjax.data.prepare.chunk import RawFeature
 from recjax.data.prepare.dense_columns import DenseTransform
 from recjax.errors import ConfigError, DataError
-from recjax.utils.text import did_you_mean
+from recjax.utils.text import did_you_mean, near
 
 Role = Literal["id", "jagged", "dense", "vector", "weight", "time", "cross", "skip"]
 AUTO = "auto"
@@ -139,8 +138,8 @@ def parse(columns: Sequence[str]) -> tuple[bool, dict[str, Asked]]:
         at = max((i for i, part in enumerate(parts) if i and part in ROLES), default=0)
         name = ":".join(parts[:at])
         if not name or name in asked:
-            near = difflib.get_close_matches(parts[-1], ROLES, n=1) or _ALSO.get(parts[-1].lower(), [])
-            hint = f" Did you mean {parts[0]}:{near[0]}?" if near and len(parts) > 1 else ""
+            close = near(parts[-1], ROLES, 1, 0.6) or _ALSO.get(parts[-1].lower(), [])
+            hint = f" Did you mean {parts[0]}:{close[0]}?" if close and len(parts) > 1 else ""
             hint = " It is there twice." if name in asked else hint
             raise ConfigError(
                 f"columns: {text!r} is not COLUMN:ROLE with a role of {', '.join(ROLES)}, each column once.{hint} "
