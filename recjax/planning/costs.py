@@ -4,7 +4,8 @@ Where the machine was measured, a class's points are a grid over the logarithms 
 multilinear in these logarithms. A larger size never takes less: where points say so, their geometric mean stands in for
 them (isotonic regression along each size). Below the grid the least size's time holds (a kernel has a floor);
 above it time grows as each size does, but for the sizes that only say where the data lie. Corners of the grid that
-nobody measured take the roofline's time, times what the nearest point is off it.
+nobody measured take the roofline's time, times what the nearest point is off it. Reading a batch is a sum instead: of
+what a batch, a feature, a sample, a sample's feature and an id take.
 
 Where it was not, the roofline itself (Williams et al., CACM 2009) stands: the longer one of the operations' time at the
 peak rate and the bytes' time at the memory's, over an efficiency of the class. Lookups move whole lines, and rows come
@@ -21,12 +22,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import scipy.optimize
 
 from recjax.planning.machine import COLLECTIVES, HOST, SIZES, Kernel, Machine, Point
 from recjax.planning.reuse import Use
 from recjax.planning.work import Work
 from recjax.utils.bus import bus_factor
 
+READING = ((), ("features",), ("samples",), ("samples", "features"), ("ids",))  # what a batch's reading goes by
 _SWEEPS = 4  # over all sizes, of evening out
 _DTYPES = {"f32": "flops_f32", "bf16": "flops_bf16", "f16": "flops_bf16", "f64": "flops_f64"}
 
@@ -52,7 +55,7 @@ class Costs:
         """
         self.machine = machine
         self._touching = devices if machine.shared else 1
-        self._grids: dict[str, _Grid] = {}
+        self._grids: dict[str, _Grid | _Sum] = {}
         self._known: dict[tuple[object, ...], Cost] = {}
 
     def of(self, work: Work) -> Cost:
@@ -106,12 +109,14 @@ class Costs:
         kernel = self.machine.kernel(stage)
         return self._grid(stage, kernel).at(sizes) if kernel and kernel.points else Cost(0.0)
 
-    def _grid(self, name: str, kernel: Kernel) -> _Grid:
+    def _grid(self, name: str, kernel: Kernel) -> _Grid | _Sum:
         if name not in self._grids:
             base = name.partition(".")[0]
             places = ("devices",) if base in (*COLLECTIVES, "host_route", "host_pack") else ("table_bytes", "distance")
-            free = ("features",) if base == "host_read" else ()  # as many ids of more features are of fewer samples
-            self._grids[name] = _Grid(SIZES[base], kernel.points, lambda of: self._roofline_us(name, of), places, free)
+            if base == "host_read":
+                self._grids[name] = _Sum(kernel.points, READING)
+            else:
+                self._grids[name] = _Grid(SIZES[base], kernel.points, lambda of: self._roofline_us(name, of), places)
         return self._grids[name]
 
     def _roofline_us(self, kernel: str, sizes: Mapping[str, float]) -> float:
@@ -128,12 +133,8 @@ class _Grid:
         points: Sequence[Point],
         roofline: Callable[[Mapping[str, float]], float],
         places: tuple[str, ...],
-        free: tuple[str, ...],
     ) -> None:
-        """Makes the grid; sizes among `places`, beyond the largest measured one, do not make the work more.
-
-        Larger sizes take no less, but for those among `free`.
-        """
+        """Makes the grid; sizes among `places`, beyond the largest measured one, do not make the work more."""
         self._names, self._places = names, places
         self._axes = [np.log(sorted({p.sizes[name] for p in points})) for name in names]
         logs_PxS = np.array([[math.log(p.sizes[name]) for name in names] for p in points])
@@ -147,12 +148,11 @@ class _Grid:
             sizes = dict(zip(names, np.exp(at_S), strict=True))
             us[place] = off_P[near] + math.log(roofline(sizes))
             cores[place] = max(1.0, points[near].cores)
-        rising = [axis for axis, name in enumerate(names) if name not in free]
         for _ in range(_SWEEPS):
-            for axis in rising:
+            for axis in range(us.ndim):
                 us = np.apply_along_axis(_isotonic, axis, us)
         raised, lowered = us, us  # what the sweeps of several sizes leave
-        for axis in rising:
+        for axis in range(us.ndim):
             raised = np.maximum.accumulate(raised, axis=axis)
             lowered = np.flip(np.minimum.accumulate(np.flip(lowered, axis), axis=axis), axis)
         self._log_us, self._cores = (raised + lowered) / 2, cores
@@ -188,6 +188,35 @@ class _Grid:
                 log_us += weight * self._log_us[place]
                 cores += weight * self._cores[place]
         return Cost(math.exp(log_us + beyond), cores)
+
+
+class _Sum:
+    """Times that are a sum: of a constant and of products of sizes, each times what one of it takes.
+
+    For work that does several things one after the other, each of which goes by other sizes.
+    """
+
+    def __init__(self, points: Sequence[Point], terms: Sequence[tuple[str, ...]]) -> None:
+        """Fits what one of each term takes, not less than 0, by least squares of relative errors (NNLS)."""
+        self._terms, self._points = terms, points
+        terms_PxT = np.array([self._of(p.sizes) for p in points]) / np.array([[p.us] for p in points])
+        self._us_T: np.ndarray = scipy.optimize.nnls(terms_PxT, np.ones(len(points)))[0]
+        self._cores = float(np.median([max(1.0, p.cores) for p in points]))
+
+    def _of(self, sizes: Mapping[str, float]) -> list[float]:
+        return [math.prod(sizes[name] for name in term) for term in self._terms]
+
+    def outside(self, sizes: Mapping[str, float]) -> float:
+        """Returns how many times outside of the points these sizes are, as a grid does."""
+        far = 1.0
+        for name in self._points[0].sizes:
+            known = [p.sizes[name] for p in self._points]
+            far *= max(sizes[name] / max(known), min(known) / max(sizes[name], 1e-9), 1.0)
+        return far
+
+    def at(self, sizes: Mapping[str, float]) -> Cost:
+        """The time and cores of some sizes."""
+        return Cost(float(np.dot(self._of(sizes), self._us_T)), self._cores)
 
 
 def _isotonic(values_N: np.ndarray) -> np.ndarray:
