@@ -41,7 +41,7 @@ from recjax.parallel.mesh import MeshConfig
 from recjax.planning.machine import Kernel, Machine, Point, Quantity
 from recjax.planning.predict import predict
 
-_WARM, _LEAST, _SECONDS = 8, 10, 0.5  # of a round: steps before, steps that are timed at least, and for how long
+_WARM, _LEAST, _SECONDS = 5, 10, 0.25  # of a round: steps before, steps that are timed at least, and for how long
 _ALIKE = 0.001  # weight of the difference of two ratios, squared, beside that of relative errors
 _SOURCE = "measured in trainings"
 _FEW = 2  # references of a quick calibration
@@ -72,8 +72,8 @@ class Busy:
 class References:
     """Models that a process of its own trains: in this one CPU devices run programs in the thread that calls them.
 
-    Used as a context. `round` is for between the passes of a calibration, so that a drift of the machine hits the
-    trainings as it hits what is measured alone.
+    Used as a context. `round` is for between the parts of a calibration's passes, so that a drift of the machine hits
+    the trainings as it hits what is measured alone.
     """
 
     def __init__(self, quick: bool) -> None:

@@ -2,10 +2,10 @@
 
 Where the machine was measured, a class's points are a grid over the logarithms of its sizes, and times between them are
 multilinear in these logarithms. A larger size never takes less: where points say so, their geometric mean stands in for
-them (isotonic regression along each size). Below the grid the least size's time holds (a kernel has a floor);
-above it time grows as each size does, but for the sizes that only say where the data lie. Corners of the grid that
-nobody measured take the roofline's time, times what the nearest point is off it. Reading a batch is a sum instead: of
-what a batch, a feature, a sample, a sample's feature and an id take.
+them (isotonic regression along each size), but for sizes by which compilers choose other code. Below the grid the least
+size's time holds (a kernel has a floor); above it time grows as each size does, but for the sizes that only say where
+the data lie. Corners of the grid that nobody measured take the roofline's time, times what the nearest point is off it.
+Reading a batch is a sum instead: of what a batch, a feature, a sample, a sample's feature and an id take.
 
 Where it was not, the roofline itself (Williams et al., CACM 2009) stands: the longer one of the operations' time at the
 peak rate and the bytes' time at the memory's, over an efficiency of the class. Lookups move whole lines, and rows come
@@ -17,6 +17,7 @@ the algorithm and the bytes that a rank's link carries (ring; direct for all-to-
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,8 @@ from recjax.planning.work import Work
 from recjax.utils.bus import bus_factor
 
 READING = ((), ("features",), ("samples",), ("samples", "features"), ("ids",))  # what a batch's reading goes by
+# Sizes for which compilers choose other code: rows of 512 bytes may take less than of 256.
+_OTHER_CODE = {"batched_matmul": ("m", "n", "k"), "gather": ("row_bytes",), "scatter": ("row_bytes",)}
 _SWEEPS = 4  # over all sizes, of evening out
 _DTYPES = {"f32": "flops_f32", "bf16": "flops_bf16", "f16": "flops_bf16", "f64": "flops_f64"}
 
@@ -116,7 +119,8 @@ class Costs:
             if base == "host_read":
                 self._grids[name] = _Sum(kernel.points, READING)
             else:
-                self._grids[name] = _Grid(SIZES[base], kernel.points, lambda of: self._roofline_us(name, of), places)
+                roofline, free = functools.partial(self._roofline_us, name), _OTHER_CODE.get(base, ())
+                self._grids[name] = _Grid(SIZES[base], kernel.points, roofline, places, free)
         return self._grids[name]
 
     def _roofline_us(self, kernel: str, sizes: Mapping[str, float]) -> float:
@@ -133,8 +137,12 @@ class _Grid:
         points: Sequence[Point],
         roofline: Callable[[Mapping[str, float]], float],
         places: tuple[str, ...],
+        free: tuple[str, ...],
     ) -> None:
-        """Makes the grid; sizes among `places`, beyond the largest measured one, do not make the work more."""
+        """Makes the grid; sizes among `places`, beyond the largest measured one, do not make the work more.
+
+        Larger sizes take no less, but for those among `free`.
+        """
         self._names, self._places = names, places
         self._axes = [np.log(sorted({p.sizes[name] for p in points})) for name in names]
         logs_PxS = np.array([[math.log(p.sizes[name]) for name in names] for p in points])
@@ -148,11 +156,12 @@ class _Grid:
             sizes = dict(zip(names, np.exp(at_S), strict=True))
             us[place] = off_P[near] + math.log(roofline(sizes))
             cores[place] = max(1.0, points[near].cores)
+        rising = [axis for axis, name in enumerate(names) if name not in free]
         for _ in range(_SWEEPS):
-            for axis in range(us.ndim):
+            for axis in rising:
                 us = np.apply_along_axis(_isotonic, axis, us)
         raised, lowered = us, us  # what the sweeps of several sizes leave
-        for axis in range(us.ndim):
+        for axis in rising:
             raised = np.maximum.accumulate(raised, axis=axis)
             lowered = np.flip(np.minimum.accumulate(np.flip(lowered, axis), axis=axis), axis)
         self._log_us, self._cores = (raised + lowered) / 2, cores

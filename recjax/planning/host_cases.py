@@ -43,7 +43,7 @@ _FEW_READ = tuple(
 _MOST_SAMPLES = 2**16  # of a batch
 _WINDOW = Order.shuffle_blocks * BLOCK_ROWS  # samples that are shuffled with each other, or drawn together
 _SWEPT_BYTES = 2**25
-_ROUTED_FOR = (1, 8, 64)  # devices, which need not be here
+_ROUTED_FOR = (1, 2, 8, 64)  # devices, which need not be here
 # Prepared data are read much as a stream is repeated, shuffled or not; the others are drawn.
 _SOURCES = {"": "host_read", "in_order": "host_read.in_order", "synthetic": "host_read.synthetic"}
 
@@ -181,7 +181,8 @@ class _Reading:
 
     def __init__(self, turn: _Turn, samples: int) -> None:
         """Makes it of batches of so many samples, and reads until a window has been opened after the first."""
-        self._turn, self._share, self._count = turn, min(1.0, samples / _WINDOW), 0
+        self._turn, self._samples, self._count = turn, samples, 0
+        self._share = min(1.0, samples / _WINDOW)
         self._plain = self._window = 0.0  # seconds of the last batch that opened none, and of the last window besides
         for _ in range(math.ceil(1 / self._share) + 1):
             self._read(turn.read)
@@ -193,9 +194,9 @@ class _Reading:
 
     def _read(self, work: Run) -> None:
         work()
-        before, now = (int(count * self._share) for count in (self._count - 1, self._count))
+        before, last = ((count * self._samples - 1) // _WINDOW for count in (self._count, self._count + 1))
         self._count, took_s = self._count + 1, self._turn.seconds["host_read"]
-        if before == now:
+        if before == last:
             self._plain = took_s
         else:
             self._window = max(0.0, took_s - self._plain)

@@ -54,6 +54,15 @@ def test_points_of_which_a_larger_one_took_less_are_evened_out():
     assert us(costs, "copy", bytes=10) == us(costs, "copy", bytes=100) == pytest.approx(4)
 
 
+def test_wider_rows_may_take_less_but_more_rows_may_not():
+    """Since compilers make other code for them."""
+    costs = measured(
+        "gather", [(100, 256, 64, 90.0), (100, 512, 64, 10.0), (900, 256, 64, 40.0), (900, 512, 64, 100.0)]
+    )
+    times = [[us(costs, "gather", rows=n, row_bytes=of, table_bytes=64) for of in (256, 512)] for n in (100, 900)]
+    assert times == [[pytest.approx(60), pytest.approx(10)], [pytest.approx(60), pytest.approx(100)]]
+
+
 def test_reading_takes_a_sum_of_what_a_batch_its_samples_features_and_ids_take():
     """The law is given, and six batches show it; where times contradict it, no term is below 0."""
 
