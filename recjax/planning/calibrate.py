@@ -40,7 +40,7 @@ from recjax.utils import processor
 
 Tell = Callable[[str], None]
 _RUNS, _LEAST_RUNS = 20, 4  # of a case in a pass, of which the first does not count
-_TURNS = 3  # of a pass, after each of which something else is measured: a machine's speed changes within seconds
+_TURNS = 2  # of a pass, after each of which something else is measured: a machine's speed changes within seconds
 _LEAST_S = 0.005  # of a case in a pass: short ones run more often
 _LEAST_US = 0.05  # that a case takes: below, the clock says nothing
 _LEAST_FOR_RATE_US = 100.0  # that a case takes which may tell a peak rate: of less the clock's noise would be the peak

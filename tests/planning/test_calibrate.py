@@ -191,7 +191,7 @@ def test_what_is_measured_between_the_passes_takes_none_of_their_time(few, monke
     monkeypatch.setattr(calibrate, "time", clock)
     effort = dataclasses.replace(calibrate.QUICK, case_s=0.0, limit_s=600)
     calibrate.calibrate(make_mesh(MeshConfig(1, "cpu")), effort, said.append, "mine", lambda: hours.append(1))
-    assert len(hours) == 3 * effort.passes == 3 * sum("pass " in line for line in said)
+    assert len(hours) == 2 * effort.passes == 2 * sum("pass " in line for line in said)
 
 
 def test_where_compiling_takes_too_long_each_class_has_fewer_points(few):
