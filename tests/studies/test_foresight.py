@@ -37,7 +37,7 @@ def test_errors_are_ratios_of_medians():
 
 def test_steps_are_compared_at_the_speed_that_the_machine_had_in_the_calibration():
     """The references took twice as long, then four times; so did the model, whose step is predicted right."""
-    one = found("a", 3.0, 6.0, 12.0, slower=(2.0, 4.0), cpu_ms=18.0)
+    one = found("a", 3.0, 6.0, 12.0, slower=(2.0, 4.0), cpu_ms=6.0)
     of = errors([one])["1"]
     assert of["step_ms"]["worst"] == 1 and of["by_clock_ms"]["worst"] == 3 and of["cpu_ms"]["worst"] == 1
     assert one.measured() == 3 and one.repeat == of["repeat"] == 1
