@@ -41,7 +41,7 @@ from recjax.parallel.mesh import MeshConfig
 from recjax.planning.machine import Kernel, Machine, Point, Quantity
 from recjax.planning.predict import predict
 
-_WARM, _LEAST, _SECONDS = 8, 10, 0.5  # of a round: steps before, steps that are timed at least, and for how long
+_WARM, _LEAST, _SECONDS = 5, 10, 0.25  # of a round: steps before, steps that are timed at least, and for how long
 _ALIKE = 0.001  # weight of the difference of two ratios, squared, beside that of relative errors
 _SOURCE = "measured in trainings"
 _FEW = 2  # references of a quick calibration
@@ -72,8 +72,8 @@ class Busy:
 class References:
     """Models that a process of its own trains: in this one CPU devices run programs in the thread that calls them.
 
-    Used as a context. `round` is for between the passes of a calibration, so that a drift of the machine hits the
-    trainings as it hits what is measured alone.
+    Used as a context. `round` is for between the parts of a calibration's passes, so that a drift of the machine hits
+    the trainings as it hits what is measured alone.
     """
 
     def __init__(self, quick: bool) -> None:
@@ -181,20 +181,28 @@ def _times(ratio: float) -> Quantity:
 
 
 def references(quick: bool) -> Iterator[RunConfig]:
-    """Yields the models that are trained: of both kinds and dtypes, with steps of some to some ten milliseconds."""
-    # Table rows, ids of a bag, D, B, widths of the top MLP, layers of crosses (0: DLRM), whether in bfloat16.
+    """Yields the models that are trained: of both kinds and dtypes, with steps of some to some ten milliseconds.
+
+    They were drawn at random: what kernels take in a training differs among models.
+    """
+    fifteen = (20, 500, 5000, 50_000, 400_000) * 3
+    # Table rows, ids of a bag, D, B, widths of the MLPs, layers and rank of crosses (0: DLRM), whether in bfloat16.
     shapes = (
-        ((100, 1000, 10_000, 100_000) * 3, 1, 32, 2048, (128, 64), 0, False),
-        ((1000, 50_000, 300_000) * 2, 1, 16, 4096, (256, 128), 2, True),
-        ((500, 5000, 200_000) * 4, 5, 64, 1024, (64,), 0, True),
-        ((200, 20_000) * 4, 1, 8, 512, (64, 32), 2, False),
-        ((3000, 30_000, 100_000), 10, 32, 2048, (512, 256), 0, False),
+        ((72_000,), 5, 64, 2048, (512,), (64, 256), 0, 0, False),
+        ((240, 15_000, 290_000, 1100, 220_000, 30, 880), 1, 8, 2048, (), (256, 256), 2, 64, True),
+        ((1700, 31_000, 440, 14_000, 4800, 1400, 4100), 1, 16, 4096, (), (128, 128), 0, 0, True),
+        ((1100, 14, 7100), 1, 4, 1024, (), (1024, 1024, 64), 3, 64, False),
+        ((200_000, 1200, 1500), 5, 128, 512, (64,), (256, 32), 1, 64, False),
+        (fifteen, 10, 32, 512, (), (32, 256, 32), 2, 16, True),
+        (fifteen, 1, 8, 256, (64,), (512, 32), 3, 64, False),
+        ((213_000,), 1, 8, 2048, (32,), (64,), 0, 0, True),
+        ((280_000, 6000, 8300, 46_000, 1300, 100_000, 240, 30, 470_000), 1, 32, 8192, (), (256,), 0, 0, True),
     )
-    for rows, bag, dim, batch, widths, crosses, narrow in shapes[: _FEW if quick else None]:
-        top = (*widths, 1)
+    for rows, bag, dim, batch, bottom, widths, crosses, rank, narrow in shapes[: _FEW if quick else None]:
+        below, top = (*bottom, dim), (*widths, 1)
         yield RunConfig(
             data=ZipfStream(rows, ids_per_bag=(bag,), distinct_blocks=4),
-            model=DCNv2Config((64, dim), crosses, 32, top) if crosses else DLRMConfig((64, dim), top),
+            model=DCNv2Config(below, crosses, rank, top) if crosses else DLRMConfig(below, top),
             embedding=EmbeddingConfig(dim=dim, optimizer=RowWiseAdagrad(0.01)),
             train=TrainConfig(batch_size=batch, optimizer=DenseAdagrad(0.01)),
             mesh=MeshConfig(1, "cpu"),

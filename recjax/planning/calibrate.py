@@ -18,7 +18,7 @@ import platform
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -33,16 +33,17 @@ from recjax.planning.compile_cases import compiled
 from recjax.planning.costs import Costs, of_sizes
 from recjax.planning.host_cases import host_cases
 from recjax.planning.machine import COLLECTIVES, HOST, HeldOut, Kernel, Machine, Point, Quantity
+from recjax.planning.overhead_cases import chains, overheads_of
 from recjax.planning.reuse_cases import reuse_cases
 from recjax.tiers.disk_speed import disk_rates
 from recjax.utils import processor
 
 Tell = Callable[[str], None]
 _RUNS, _LEAST_RUNS = 20, 4  # of a case in a pass, of which the first does not count
+_TURNS = 2  # of a pass, after each of which something else is measured: a machine's speed changes within seconds
 _LEAST_S = 0.005  # of a case in a pass: short ones run more often
 _LEAST_US = 0.05  # that a case takes: below, the clock says nothing
 _LEAST_FOR_RATE_US = 100.0  # that a case takes which may tell a peak rate: of less the clock's noise would be the peak
-_CHAIN = (16, 144)  # lengths of the chains that overheads are read from
 _COLLECTIVE_BYTES = tuple(2**e for e in range(10, 25, 2))
 _QUICK_BYTES = (2**12, 2**20)
 _HELD_OUT_BYTES = (30_000, 500_000)
@@ -67,7 +68,7 @@ class Effort:
     compile_s: float
 
 
-FULL = Effort(False, 5, 0.05, 480.0, 240.0)
+FULL = Effort(False, 5, 0.05, 420.0, 240.0)
 QUICK = Effort(True, 3, 0.01, 20.0, 30.0)
 
 
@@ -149,7 +150,7 @@ def calibrate(
       effort: `FULL` or `QUICK`.
       tell: takes a line of progress.
       name: of the machine; "" names it after its processor.
-      between: called after each pass, to measure something else by turns.
+      between: called some times in each pass, to measure something else by turns.
     """
     began = time.monotonic()
     cores, name_of_cpu = processor.cores(), processor.processor()
@@ -160,10 +161,9 @@ def calibrate(
         for number in range(effort.passes):
             if number and time.monotonic() > limit:
                 break
-            _one_pass([*timed, *overheads.values()], collectives, effort, number, limit if number else math.inf)
-            paused = time.monotonic()
-            between()
-            limit += time.monotonic() - paused
+            limit += _one_pass(
+                [*timed, *overheads.values()], collectives, effort, number, limit if number else math.inf, between
+            )
             tell(f"pass {number + 1} of {effort.passes} done after {time.monotonic() - began:.0f} s")
     rates = _rates(timed, cores)
     measured = Machine(
@@ -173,7 +173,8 @@ def calibrate(
          "versions": f"Python {platform.python_version()}, JAX {jax.__version__}",
          "date": datetime.datetime.now(datetime.UTC).date().isoformat()},
         "cpu" if device.platform == "cpu" else "tpu" if device.platform == "tpu" else "gpu",
-        cores, device.platform == "cpu", cores if device.platform == "cpu" else 1, rates, _overheads(overheads), {},
+        cores, device.platform == "cpu", cores if device.platform == "cpu" else 1, rates,
+        overheads_of({chain: one.middle_s for chain, one in overheads.items()}), {},
     )  # fmt: skip
     points: dict[str, list[Point]] = {}
     held_out: dict[str, list[Point]] = {}
@@ -260,31 +261,42 @@ def _compiled(mesh: Mesh, effort: Effort, tell: Tell) -> tuple[list[_Timed], lis
         for size in (_HELD_OUT_BYTES if held_out else sizes)
     ]
     overheads = {}
-    for what, length, make in _chains():
-        overheads[f"{what}.{length}"] = one = _Timed(Case("overhead", {}, make), make())
+    for chain_name, make in chains():
+        overheads[chain_name] = one = _Timed(Case("overhead", {}, make), make())
         one.run()
     tell(f"compiled {len(timed)} kernels and host stages, {len(collectives)} collectives")
     return timed, collectives, overheads
 
 
 def _one_pass(
-    timed: Sequence[_Timed], collectives: Sequence[_Collective], effort: Effort, number: int, until: float
-) -> None:
-    """All cases once, in an order of the pass's own, or as many of them as the time allows."""
+    timed: Sequence[_Timed], collectives: Sequence[_Collective], effort: Effort, number: int, until: float,
+    between: Callable[[], None],
+) -> float:  # fmt: skip
+    """All cases once, in an order of the pass's own, or as many of them as the time allows.
+
+    Returns:
+      The time that was spent `between`, s.
+    """
     run = runner(lambda x: x + 1, jnp.ones(8))
     empty = _Timed(Case("empty", {}, lambda: run), run)
     order = list(timed)
     random.Random(number).shuffle(order)
-    for one in order:
-        if time.monotonic() > until:
-            return
+    between_s = 0.0
+    for place, one in enumerate(order, 1):
+        if time.monotonic() > until + between_s:
+            return between_s
         one.measure(effort.case_s, empty)
+        if place * _TURNS // len(order) > (place - 1) * _TURNS // len(order):
+            paused = time.monotonic()
+            between()
+            between_s += time.monotonic() - paused
     if collectives:
         repeats = 2 if effort.quick else 4
         for one_of, times in zip(
             collectives, measure([c.replay for c in collectives], [repeats] * len(collectives)), strict=True
         ):
             one_of.add([] if times.slots is None else times.slots[1:])
+    return between_s
 
 
 class _Collective:
@@ -305,42 +317,6 @@ class _Collective:
     def point(self) -> Point:
         us = float(np.median(self._us)) if self._us else _LEAST_US
         return Point({"bytes": float(self.bytes), "devices": float(self._ranks)}, max(us, _LEAST_US))
-
-
-def _chains() -> Iterable[tuple[str, int, Callable[[], Run]]]:
-    """Small products one after the other, and as many turns of a loop that does two of them."""
-    x = jnp.full((16, 16), 1 / 16)
-
-    def product(x: jax.Array) -> jax.Array:
-        return jax.lax.dot(x, x, precision=jax.lax.Precision.HIGHEST)
-
-    def line(length: int) -> Callable[[jax.Array], jax.Array]:
-        def run(x: jax.Array) -> jax.Array:
-            for _ in range(length):
-                x = product(x)
-            return x
-
-        return run
-
-    def loop(length: int) -> Callable[[jax.Array], jax.Array]:
-        return lambda x: jax.lax.fori_loop(0, length, lambda _, x: product(product(x)), x)
-
-    for length in _CHAIN:
-        yield "line", length, functools.partial(runner, line(length), x)
-        yield "loop", length, functools.partial(runner, loop(length), x)
-
-
-def _overheads(timed: dict[str, _Timed]) -> dict[str, Quantity]:
-    """Overheads: of a kernel the slope of a chain of empty ones, of a loop a turn less its two kernels."""
-    slopes = {}
-    for what in ("line", "loop"):
-        short, long = (float(np.median(timed[f"{what}.{length}"].middle_s)) for length in _CHAIN)
-        slopes[what] = (long - short) / (_CHAIN[1] - _CHAIN[0]) * 1e6
-    kernel = max(slopes["line"], _LEAST_US)
-    return {
-        "kernel": Quantity(kernel, "us", "measured"),
-        "loop": Quantity(max(slopes["loop"] - 2 * kernel, _LEAST_US), "us", "measured"),
-    }
 
 
 def _rates(timed: Sequence[_Timed], cores: int) -> dict[str, Quantity]:

@@ -2,9 +2,10 @@
 
 Where the machine was measured, a class's points are a grid over the logarithms of its sizes, and times between them are
 multilinear in these logarithms. A larger size never takes less: where points say so, their geometric mean stands in for
-them (isotonic regression along each size). Below the grid the least size's time holds (a kernel has a floor);
-above it time grows as each size does, but for the sizes that only say where the data lie. Corners of the grid that
-nobody measured take the roofline's time, times what the nearest point is off it.
+them (isotonic regression along each size), but for sizes by which compilers choose other code. Below the grid the least
+size's time holds (a kernel has a floor); above it time grows as each size does, but for the sizes that only say where
+the data lie. Corners of the grid that nobody measured take the roofline's time, times what the nearest point is off it.
+Reading a batch is a sum instead: of what a batch, a feature, a sample, a sample's feature and an id take.
 
 Where it was not, the roofline itself (Williams et al., CACM 2009) stands: the longer one of the operations' time at the
 peak rate and the bytes' time at the memory's, over an efficiency of the class. Lookups move whole lines, and rows come
@@ -16,17 +17,22 @@ the algorithm and the bytes that a rank's link carries (ring; direct for all-to-
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import scipy.optimize
 
 from recjax.planning.machine import COLLECTIVES, HOST, SIZES, Kernel, Machine, Point
 from recjax.planning.reuse import Use
 from recjax.planning.work import Work
 from recjax.utils.bus import bus_factor
 
+READING = ((), ("features",), ("samples",), ("samples", "features"), ("ids",))  # what a batch's reading goes by
+# Sizes for which compilers choose other code: rows of 512 bytes may take less than of 256.
+_OTHER_CODE = {"batched_matmul": ("m", "n", "k"), "gather": ("row_bytes",), "scatter": ("row_bytes",)}
 _SWEEPS = 4  # over all sizes, of evening out
 _DTYPES = {"f32": "flops_f32", "bf16": "flops_bf16", "f16": "flops_bf16", "f64": "flops_f64"}
 
@@ -52,7 +58,7 @@ class Costs:
         """
         self.machine = machine
         self._touching = devices if machine.shared else 1
-        self._grids: dict[str, _Grid] = {}
+        self._grids: dict[str, _Grid | _Sum] = {}
         self._known: dict[tuple[object, ...], Cost] = {}
 
     def of(self, work: Work) -> Cost:
@@ -106,12 +112,15 @@ class Costs:
         kernel = self.machine.kernel(stage)
         return self._grid(stage, kernel).at(sizes) if kernel and kernel.points else Cost(0.0)
 
-    def _grid(self, name: str, kernel: Kernel) -> _Grid:
+    def _grid(self, name: str, kernel: Kernel) -> _Grid | _Sum:
         if name not in self._grids:
             base = name.partition(".")[0]
             places = ("devices",) if base in (*COLLECTIVES, "host_route", "host_pack") else ("table_bytes", "distance")
-            free = ("features",) if base == "host_read" else ()  # as many ids of more features are of fewer samples
-            self._grids[name] = _Grid(SIZES[base], kernel.points, lambda of: self._roofline_us(name, of), places, free)
+            if base == "host_read":
+                self._grids[name] = _Sum(kernel.points, READING)
+            else:
+                roofline, free = functools.partial(self._roofline_us, name), _OTHER_CODE.get(base, ())
+                self._grids[name] = _Grid(SIZES[base], kernel.points, roofline, places, free)
         return self._grids[name]
 
     def _roofline_us(self, kernel: str, sizes: Mapping[str, float]) -> float:
@@ -188,6 +197,35 @@ class _Grid:
                 log_us += weight * self._log_us[place]
                 cores += weight * self._cores[place]
         return Cost(math.exp(log_us + beyond), cores)
+
+
+class _Sum:
+    """Times that are a sum: of a constant and of products of sizes, each times what one of it takes.
+
+    For work that does several things one after the other, each of which goes by other sizes.
+    """
+
+    def __init__(self, points: Sequence[Point], terms: Sequence[tuple[str, ...]]) -> None:
+        """Fits what one of each term takes, not less than 0, by least squares of relative errors (NNLS)."""
+        self._terms, self._points = terms, points
+        terms_PxT = np.array([self._of(p.sizes) for p in points]) / np.array([[p.us] for p in points])
+        self._us_T: np.ndarray = scipy.optimize.nnls(terms_PxT, np.ones(len(points)))[0]
+        self._cores = float(np.median([max(1.0, p.cores) for p in points]))
+
+    def _of(self, sizes: Mapping[str, float]) -> list[float]:
+        return [math.prod(sizes[name] for name in term) for term in self._terms]
+
+    def outside(self, sizes: Mapping[str, float]) -> float:
+        """Returns how many times outside of the points these sizes are, as a grid does."""
+        far = 1.0
+        for name in self._points[0].sizes:
+            known = [p.sizes[name] for p in self._points]
+            far *= max(sizes[name] / max(known), min(known) / max(sizes[name], 1e-9), 1.0)
+        return far
+
+    def at(self, sizes: Mapping[str, float]) -> Cost:
+        """The time and cores of some sizes."""
+        return Cost(float(np.dot(self._of(sizes), self._us_T)), self._cores)
 
 
 def _isotonic(values_N: np.ndarray) -> np.ndarray:

@@ -31,10 +31,19 @@ from recjax.planning.tier_cases import tier_cases
 
 _IDS, _FEW_IDS = tuple(2**e for e in (10, 12, 14, 16, 18)), (2**10, 2**14)
 _FEATURES, _FEW_FEATURES = (1, 8, 40), (2, 26)  # of the batches, each of one id a sample and a table of its own
+# Samples, features and ids of a bag of the batches that are read, and whether they are held out.
+_READ = (
+    *((samples, features, 1, False) for samples in (256, 2048, 16_384) for features in _FEATURES),
+    (256, 8, 10, False), (2048, 8, 10, False), (2048, 1, 80, False), (16_384, 1, 10, False),
+    (65_536, 1, 1, False), (65_536, 8, 1, False), (3000, 20, 1, True), (6000, 12, 5, True),
+)  # fmt: skip
+_FEW_READ = tuple(
+    (samples, features, bag, False) for samples in (64, 4096) for features, bag in ((2, 1), (26, 1), (4, 8))
+)
 _MOST_SAMPLES = 2**16  # of a batch
 _WINDOW = Order.shuffle_blocks * BLOCK_ROWS  # samples that are shuffled with each other, or drawn together
 _SWEPT_BYTES = 2**25
-_ROUTED_FOR = (1, 8, 64)  # devices, which need not be here
+_ROUTED_FOR = (1, 2, 8, 64)  # devices, which need not be here
 # Prepared data are read much as a stream is repeated, shuffled or not; the others are drawn.
 _SOURCES = {"": "host_read", "in_order": "host_read.in_order", "synthetic": "host_read.synthetic"}
 
@@ -43,16 +52,18 @@ def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
     """The cases of all stages."""
     swept = _shared(mesh)
     sizes, features = (_FEW_IDS, _FEW_FEATURES) if quick else (_IDS, _FEATURES)
-    of_reading = [
+    for samples, count, bag, held in _FEW_READ if quick else _READ:
+        read = {"samples": float(samples), "features": float(count), "ids": float(samples * count * bag)}
+        for kind, stage in _SOURCES.items():
+            make, beside = (functools.partial(_reading, kind, samples, count, bag, s) for s in (swept, False))
+            yield Case(stage, read, make, held, False, beside)
+    of_routing = [
         (ids, count, False) for ids, count in itertools.product(sizes, features) if ids // count <= _MOST_SAMPLES
     ]
-    for ids, count, held in of_reading if quick else [*of_reading, (60_000, 20, True)]:
+    for ids, count, held in of_routing if quick else [*of_routing, (60_000, 20, True)]:
         named = {"ids": float(ids), "features": float(count)}
-        for kind, stage in _SOURCES.items():
-            make, beside = (functools.partial(_stage, "host_read", kind, ids, count, 1, s) for s in (swept, False))
-            yield Case(stage, named, make, held, False, beside)
         for devices, stage in itertools.product((4,) if held else _ROUTED_FOR, ("host_route", "host_pack")):
-            make, beside = (functools.partial(_stage, stage, "", ids, count, devices, s) for s in (swept, False))
+            make, beside = (functools.partial(_stage, stage, ids, count, devices, s) for s in (swept, False))
             alone = stage == "host_pack"  # which the main thread does
             yield Case(stage, {**named, "devices": float(devices)}, make, held, False, None if alone else beside)
     here = sorted({1, mesh.devices.size})
@@ -85,12 +96,12 @@ def _rows(features: int) -> tuple[int, ...]:
 
 
 @functools.cache
-def _source(kind: str, features: int) -> Any:
+def _source(kind: str, features: int, bag: int) -> Any:
     """Data whose blocks are there already, or are drawn each time."""
     rows = _rows(features)
     if kind == "synthetic":
-        return Synthetic(rows=rows).open()
-    source = ZipfStream(rows=rows, distinct_blocks=8).open()
+        return Synthetic(rows=rows, ids_per_bag=(bag,)).open()
+    source = ZipfStream(rows=rows, ids_per_bag=(bag,), distinct_blocks=8).open()
     source.draw("train")
     return source
 
@@ -105,18 +116,18 @@ class _Turn:
       seconds: that each stage of the last batch took, by its name in the machine file.
     """
 
-    def __init__(self, kind: str, ids: int, features: int, devices: int, swept: bool) -> None:
-        """Opens the data of a kind of `_SOURCES`; each feature has one id a sample and a table of its own.
+    def __init__(self, kind: str, samples: int, features: int, bag: int, devices: int, swept: bool) -> None:
+        """Opens the data of a kind of `_SOURCES`; each feature has `bag` ids a sample and a table of its own.
 
         `swept` says whether devices share the processor's caches.
         """
         self._swept = swept
-        source = _source(kind, features)
+        source = _source(kind, features, bag)
         names = [feature.name for feature in source.schema.features]
         tables = tuple(TableSpec(n, r, 16, Sgd(0.1)) for n, r in zip(names, _rows(features), strict=True))
         looked_up = tuple(FeatureSpec(name, name) for name in names)
         self._bound = bind(make_plan("row_wise", tables), tables, looked_up, devices)
-        self._batches = batches(source, "train", max(1, ids // features), shuffle=kind != "in_order", workers=0)
+        self._batches = batches(source, "train", samples, shuffle=kind != "in_order", workers=0)
         self._sizes: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
 
@@ -151,14 +162,18 @@ def _memory() -> tuple[np.ndarray, np.ndarray]:
     return np.ones(_SWEPT_BYTES // 2, np.uint8), np.zeros(_SWEPT_BYTES // 2, np.uint8)
 
 
-def _stage(stage: str, kind: str, ids: int, features: int, devices: int, swept: bool) -> Run:
-    turn = _Turn(kind, ids, features, devices, swept)
+def _reading(kind: str, samples: int, features: int, bag: int, swept: bool) -> Run:
+    return _Reading(_Turn(kind, samples, features, bag, 1, swept), samples).run
+
+
+def _stage(stage: str, ids: int, features: int, devices: int, swept: bool) -> Run:
+    turn = _Turn("", max(1, ids // features), features, 1, devices, swept)
 
     def run() -> float:
         turn.run()
         return turn.seconds[stage]
 
-    return _Reading(turn, max(1, ids // features)).run if stage == "host_read" else run
+    return run
 
 
 class _Reading:
@@ -166,7 +181,8 @@ class _Reading:
 
     def __init__(self, turn: _Turn, samples: int) -> None:
         """Makes it of batches of so many samples, and reads until a window has been opened after the first."""
-        self._turn, self._share, self._count = turn, min(1.0, samples / _WINDOW), 0
+        self._turn, self._samples, self._count = turn, samples, 0
+        self._share = min(1.0, samples / _WINDOW)
         self._plain = self._window = 0.0  # seconds of the last batch that opened none, and of the last window besides
         for _ in range(math.ceil(1 / self._share) + 1):
             self._read(turn.read)
@@ -178,9 +194,9 @@ class _Reading:
 
     def _read(self, work: Run) -> None:
         work()
-        before, now = (int(count * self._share) for count in (self._count - 1, self._count))
+        before, last = ((count * self._samples - 1) // _WINDOW for count in (self._count, self._count + 1))
         self._count, took_s = self._count + 1, self._turn.seconds["host_read"]
-        if before == now:
+        if before == last:
             self._plain = took_s
         else:
             self._window = max(0.0, took_s - self._plain)
@@ -188,7 +204,7 @@ class _Reading:
 
 def _after_a_turn(work: Run, swept: bool) -> Run:
     """Times some work after the other stages of a batch; what it leaves to other threads is awaited, and not timed."""
-    turn = _Turn("", 2**14, 16, 1, swept)
+    turn = _Turn("", 2**10, 16, 1, 1, swept)
 
     def run() -> float:
         turn.run()

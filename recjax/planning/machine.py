@@ -29,7 +29,7 @@ SIZES: dict[str, tuple[str, ...]] = {
     "all_to_all": ("bytes", "devices"),
     "all_gather": ("bytes", "devices"),
     "reduce_scatter": ("bytes", "devices"),
-    "host_read": ("ids", "features"),
+    "host_read": ("samples", "features", "ids"),
     "host_route": ("ids", "features", "devices"),
     "host_pack": ("ids", "features", "devices"),
     "host_place": ("bytes", "arrays", "devices"),

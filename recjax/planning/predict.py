@@ -143,7 +143,8 @@ def predict(graph: Graph, machine: Machine, host: HostWork, costs: Costs | None 
     if not machine.shared:
         found = schedule(graph, costs)
     else:
-        found, bounds[CORES] = _beside_host(graph, costs, routed + main, max(bounds.values()), host.devices)
+        busy_us = machine.overhead("host_in_training", 1.0) * (routed + main)
+        found, bounds[CORES] = _beside_host(graph, costs, busy_us, max(bounds.values()), host.devices)
     bounds[DEVICES] = found.end_us
     longer = machine.overhead("step_in_training", 1.0)
     found, bounds = found.stretched(longer), {name: longer * us for name, us in bounds.items()}
@@ -157,7 +158,7 @@ def _beside_host(graph: Graph, costs: Costs, host_us: float, least_us: float, de
     Args:
       graph: of one device.
       costs: of the machine.
-      host_us: work of the host's threads in a step.
+      host_us: CPU time for the host's stages in a step, of its own threads and of those that work for them.
       least_us: that a step takes at least.
       devices: that share the cores.
     """
@@ -182,13 +183,12 @@ def _stages(costs: Costs, host: HostWork) -> tuple[dict[str, Cost], tuple[str, .
     sizes = {"ids": max(1.0, host.ids / host.hosts), "features": float(max(1, host.features))}
     routed = {**sizes, "devices": devices}
     wanted: dict[str, Mapping[str, float]] = {
-        "host_read": sizes,
+        "host_read": {"samples": max(1.0, host.samples / host.hosts), **sizes},
         "host_route": routed,
         "host_pack": routed,
         "host_place": {"bytes": max(1.0, host.placed_bytes / host.hosts), "arrays": float(arrays), "devices": devices},
         "host_dispatch": {"arguments": float(arguments), "devices": devices},
     }
-    longer = costs.machine.overhead("host_in_training", 1.0)
     read = f"host_read.{host.source}"
     if host.ordered and read not in costs.machine.kernels:
         read += "_in_order"
@@ -201,7 +201,6 @@ def _stages(costs: Costs, host: HostWork) -> tuple[dict[str, Cost], tuple[str, .
             pass
         elif costs.machine.knows(name):
             cost = costs.host(name, **of_stage)
-            cost = dataclasses.replace(cost, us=longer * cost.us)
         elif stage == "host_place" and "host_link" in costs.machine.rates:
             cost = Cost(host.placed_bytes / host.devices / costs.machine.rate("host_link") * 1e6)  # each has its own
         else:

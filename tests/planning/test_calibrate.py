@@ -102,21 +102,26 @@ def test_a_short_case_is_measured_by_turns_with_an_empty_program(monkeypatch):
 
 
 def test_a_batch_has_its_share_of_reading_a_window_of_which_few_are():
-    """Batches of a quarter of a window: every fourth takes 20 s longer than the second of the others."""
+    """Batches of a quarter of a window: every fourth takes 20 s longer than the second of the others.
+
+    Of two fifths of a window the first, third, sixth, eighth, ... open one.
+    """
 
     class Turn:
-        seconds: dict = {}
-        count = 0
+        def __init__(self, opening, every):
+            self.seconds, self.count, self.opening, self.every = {}, 0, opening, every
 
         def read(self):
-            self.seconds["host_read"] = 21.0 if self.count % 4 == 0 else 1.0
+            self.seconds["host_read"] = 21.0 if self.count % self.every in self.opening else 1.0
             self.count += 1
 
         run = read
 
-    of_quarters = host_module._Reading(Turn(), host_module._WINDOW // 4)
+    of_quarters = host_module._Reading(Turn((0,), 4), host_module._WINDOW // 4)
     assert [of_quarters.run() for _ in range(10)] == [6.0] * 10  # 1 + 20 / 4
-    whole = host_module._Reading(Turn(), host_module._WINDOW)
+    across = host_module._Reading(Turn((0, 2), 5), 2 * host_module._WINDOW // 5)
+    assert [across.run() for _ in range(10)] == [pytest.approx(9.0, abs=1e-3)] * 10  # 1 + 20 * 2 / 5
+    whole = host_module._Reading(Turn((0,), 4), host_module._WINDOW)
     assert [whole.run() for _ in range(4)] == [1.0, 1.0, 21.0, 1.0]  # two were read before
 
 
@@ -186,7 +191,7 @@ def test_what_is_measured_between_the_passes_takes_none_of_their_time(few, monke
     monkeypatch.setattr(calibrate, "time", clock)
     effort = dataclasses.replace(calibrate.QUICK, case_s=0.0, limit_s=600)
     calibrate.calibrate(make_mesh(MeshConfig(1, "cpu")), effort, said.append, "mine", lambda: hours.append(1))
-    assert len(hours) == effort.passes == sum("pass " in line for line in said)
+    assert len(hours) == 2 * effort.passes == 2 * sum("pass " in line for line in said)
 
 
 def test_where_compiling_takes_too_long_each_class_has_fewer_points(few):

@@ -17,7 +17,7 @@ from recjax.planning.work import Work, gather, matmul
 def measured(kernel, points):
     """A machine whose points of one class are (sizes..., us)."""
     names = {"copy": ("bytes",), "matmul.f32": ("m", "n", "k"), "gather": ("rows", "row_bytes", "table_bytes"),
-             "host_read": ("ids", "features")}[kernel]  # fmt: skip
+             "host_read": ("samples", "features", "ids")}[kernel]  # fmt: skip
     made = tuple(Point(dict(zip(names, map(float, sizes), strict=True)), us, 1.0) for *sizes, us in points)
     return Costs(dataclasses.replace(MACHINE, kernels={kernel: Kernel(1.0, "measured", made)}))
 
@@ -54,11 +54,30 @@ def test_points_of_which_a_larger_one_took_less_are_evened_out():
     assert us(costs, "copy", bytes=10) == us(costs, "copy", bytes=100) == pytest.approx(4)
 
 
-def test_more_features_of_as_many_ids_may_take_less_but_more_ids_may_not():
-    """Since the samples are fewer."""
-    costs = measured("host_read", [(1000, 1, 90.0), (1000, 10, 10.0), (10_000, 1, 40.0), (10_000, 10, 100.0)])
-    times = [[costs.host("host_read", ids=ids, features=n).us for n in (1.0, 10.0)] for ids in (1e3, 1e4)]
+def test_wider_rows_may_take_less_but_more_rows_may_not():
+    """Since compilers make other code for them."""
+    costs = measured(
+        "gather", [(100, 256, 64, 90.0), (100, 512, 64, 10.0), (900, 256, 64, 40.0), (900, 512, 64, 100.0)]
+    )
+    times = [[us(costs, "gather", rows=n, row_bytes=of, table_bytes=64) for of in (256, 512)] for n in (100, 900)]
     assert times == [[pytest.approx(60), pytest.approx(10)], [pytest.approx(60), pytest.approx(100)]]
+
+
+def test_reading_takes_a_sum_of_what_a_batch_its_samples_features_and_ids_take():
+    """The law is given, and six batches show it; where times contradict it, no term is below 0."""
+
+    def us(samples, features, ids):
+        return 50 + 3 * features + 0.2 * samples + 0.01 * samples * features + 0.002 * ids
+
+    sizes = [(100, 1, 100), (1000, 8, 8000), (1000, 8, 80_000), (5000, 1, 5000), (200, 40, 8000), (5000, 40, 200_000)]
+    costs = measured("host_read", [(*size, us(*size)) for size in sizes])
+    for samples, features, ids in [(1, 1, 1), (700, 20, 14_000), (100_000, 2, 10**6)]:  # also far outside
+        found = costs.host("host_read", samples=samples, features=features, ids=ids)
+        assert found.us == pytest.approx(us(samples, features, ids)) and found.cores == 1
+    far = {"samples": 20_000.0, "features": 80.0, "ids": 50.0}
+    assert costs.outside(Work("host_read", far, 0.0, 0.0)) == pytest.approx(4 * 2 * 2)
+    disturbed = measured("host_read", [(100, 1, 100, 500.0), (100, 2, 200, 100.0), (100, 4, 400, 90.0)])
+    assert disturbed.host("host_read", samples=1e5, features=50, ids=5e6).us > 0
 
 
 def test_one_point_that_was_disturbed_does_not_raise_all_larger_ones():

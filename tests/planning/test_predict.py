@@ -31,7 +31,14 @@ H100 = open_machine("h100")
 def with_stages(machine=MACHINE, **us):
     """The machine with host stages that take so long whatever the sizes, each by one thread at a time."""
     stages = {
-        f"host_{name}": Kernel(1.0, "measured", (Point({s: 1e9 for s in SIZES[f"host_{name}"]}, time, 1.0),))
+        f"host_{name}": Kernel(
+            1.0,
+            "measured",
+            tuple(
+                Point({s: size for s in SIZES[f"host_{name}"]}, time, 1.0)
+                for size in ((1.0, 1e9) if name == "read" else (1e9,))  # a sum, which two show to be constant
+            ),
+        )
         for name, time in us.items()
     }
     return dataclasses.replace(machine, kernels=stages)
@@ -56,7 +63,8 @@ def test_a_step_takes_as_long_as_the_slowest_of_what_it_waits_for():
 def test_threads_that_make_progress_beside_each_other_halve_the_time_ahead():
     machine = with_stages(read=400.0, route=0.1, pack=1.0, place=1.0, dispatch=1.0)
     read = machine.kernels["host_read"]
-    apart = {"host_read": dataclasses.replace(read, points=(dataclasses.replace(read.points[0], cores=2.0),))}
+    points = tuple(dataclasses.replace(point, cores=2.0) for point in read.points)
+    apart = {"host_read": dataclasses.replace(read, points=points)}
     found = predict(step(64), dataclasses.replace(machine, kernels=machine.kernels | apart), HOST)
     assert found.bounds["reading and routing"] == pytest.approx(200.1)
     alone = predict(step(64), dataclasses.replace(machine, kernels=machine.kernels | apart),
@@ -107,13 +115,18 @@ def test_a_kernel_on_all_cores_takes_longer_beside_the_threads_of_the_host():
 
 
 def test_stages_and_kernels_take_longer_in_a_training_as_it_was_measured():
-    """Twice as long on the host, three times in kernels; starting a kernel and collectives as long as before."""
+    """Three times in kernels; starting a kernel and collectives as long as before. CPU time of the host twice as long.
+
+    A thread of the host takes no longer: part of that CPU time is of others that work for it.
+    """
     times = {"host_in_training": 2.0, "kernels_in_training": 3.0}
     longer = dataclasses.replace(
         plain := with_stages(dispatch=100.0),
         overheads=plain.overheads | {name: Quantity(value, "times", "measured") for name, value in times.items()},
     )
-    assert predict(step(64), longer, HOST).stages["host_dispatch"] == pytest.approx(200)
+    found = predict(step(64), longer, HOST)
+    assert found.stages["host_dispatch"] == pytest.approx(found.bounds["main thread"]) == pytest.approx(100)
+    assert found.cpu_us == pytest.approx(HOST.devices * found.schedule.core_us + 200)
     graph = read_graph(FORK, 4)
     alone, beside = ([node_cost(node, Costs(machine)).us for node in graph.nodes] for machine in (plain, longer))
     started = plain.overheads["kernel"].value
@@ -135,13 +148,13 @@ def test_by_the_clock_a_step_takes_longer_in_a_training_than_its_work_needs():
 def test_what_is_read_in_order_is_a_class_of_its_own():
     """Unless the source has one, as data that are drawn each time."""
     kernels = {
-        f"host_read{source}": Kernel(1.0, "measured", (Point({"ids": 64.0, "features": 2.0}, us),))
+        f"host_read{source}": Kernel(1.0, "measured", (Point({"samples": 32.0, "features": 2.0, "ids": 64.0}, us),))
         for source, us in (("", 40.0), (".in_order", 10.0), (".synthetic", 70.0))
     }
     machine = dataclasses.replace(MACHINE, kernels=kernels)
 
     def read_us(machine, **how):
-        host = dataclasses.replace(HOST, ids=64, features=2, **how)
+        host = dataclasses.replace(HOST, samples=32, ids=64, features=2, **how)
         return round(predict(step(64), machine, host).stages["host_read"], 6)
 
     assert [read_us(machine, ordered=ordered, source="mine") for ordered in (False, True)] == [40, 10]

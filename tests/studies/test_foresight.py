@@ -16,7 +16,7 @@ from recjax.studies.foresight.analysis import Found, errors, kendall_tau, outsid
 
 pytestmark = pytest.mark.light_compile
 
-TINY = study.Size({1: 2, 2: 1}, 1, 3, 1, (2,), 2, 0.01, True)
+TINY = study.Size({1: 2, 2: 1}, 0, 1, 3, 1, (2,), 2, 0.01, True)
 
 
 def found(name, predicted, *measured, kind="config", base="", devices=1, slower=(), **more):
@@ -37,7 +37,7 @@ def test_errors_are_ratios_of_medians():
 
 def test_steps_are_compared_at_the_speed_that_the_machine_had_in_the_calibration():
     """The references took twice as long, then four times; so did the model, whose step is predicted right."""
-    one = found("a", 3.0, 6.0, 12.0, slower=(2.0, 4.0), cpu_ms=18.0)
+    one = found("a", 3.0, 6.0, 12.0, slower=(2.0, 4.0), cpu_ms=6.0)
     of = errors([one])["1"]
     assert of["step_ms"]["worst"] == 1 and of["by_clock_ms"]["worst"] == 3 and of["cpu_ms"]["worst"] == 1
     assert one.measured() == 3 and one.repeat == of["repeat"] == 1
@@ -87,7 +87,8 @@ def test_cases_are_drawn_by_the_seed_alone_and_more_of_them_begin_alike():
     assert {config.model.kind for config in many} == {"dlrm", "dcnv2"}
     assert {config.compute_dtype for config in many} == {"float32", "bfloat16"}
     assert all(256 <= config.train.batch_size <= 16_384 and 4 <= config.embedding.dim <= 128 for config in many)
-    every = cases.cases({1: 2, 2: 1}, 1, 20, 5, (2, 8), "machine.json", 0)
+    every = cases.cases({1: 2, 2: 1}, 2, 1, 20, 5, (2, 8), "machine.json", 0)
+    assert [case.name for case in every[:3]] == ["bench_kaggle16 on 1", "bench_mlperf64 on 1", "config 0 on 1"]
     assert sum(case.kind == "plan" for case in every) == 200  # 20 plans x 5 workloads x {2, 8} devices
     assert len({case.name for case in every}) == len(every)
     assert {case.base for case in every if case.kind == "change"} == {"config 0 on 2"}
@@ -110,7 +111,7 @@ def faked(monkeypatch):
 
 
 def test_a_campaign_goes_on_where_it_was_and_refuses_other_settings(tmp_path, faked):
-    all_cases = cases.cases(TINY.configs, 0, 0, 0, (), "", 0)
+    all_cases = cases.cases(TINY.configs, 0, 0, 0, 0, (), "", 0)
     assert study.run(Finished(tmp_path, {"seed": 0}), all_cases, MACHINE, 2, 0.1, 0, lambda text: None, None)
     assert len(faked) == 3 * 3  # a prediction and two passes of each
     lines = (tmp_path / RECORDS).read_text().splitlines()

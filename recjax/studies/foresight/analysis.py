@@ -36,7 +36,12 @@ class Found:
     passes: Sequence[Mapping[str, Any]]
 
     def measured(self, what: str = "steady_ms") -> float:
-        """The median over passes; of "steady_ms", the step at the speed that the machine had in the calibration."""
+        """The median over passes.
+
+        Args:
+          what: "step_ms" or "cpu_ms"; "steady_ms" or "steady_cpu_ms", the same at the speed that the machine had in the
+            calibration.
+        """
         return float(np.median(self._times(what)))
 
     @property
@@ -51,8 +56,9 @@ class Found:
         return max(times) / min(times)
 
     def _times(self, what: str) -> list[float]:
-        if what == "steady_ms":
-            return [one["step_ms"] / one.get("slower", 1.0) for one in self.passes]
+        steady = {"steady_ms": "step_ms", "steady_cpu_ms": "cpu_ms"}
+        if what in steady:
+            return [one[steady[what]] / one.get("slower", 1.0) for one in self.passes]
         return [one[what] for one in self.passes]
 
 
@@ -62,9 +68,9 @@ def errors(found: Sequence[Found]) -> dict[str, Any]:
     Returns:
       number of devices -> variant -> "points", "ratio_mean" (geometric), "ratio_p50", "ratio_p90", "gmae", "worst"
       ratio, and "low", the share of cases that are predicted too short. "cpu_ms" is compared with the CPU time of a
-      step, "by_clock_ms" with its time as it was measured, and the others with that time at the speed of the
-      calibration, where it is known (`Found.by_turns`); where it is not there is no "by_clock_ms". "repeat":
-      geometric mean of the measurements' own repeat errors.
+      step, "by_clock_ms" with its time as it was measured, the others with that time; all but "by_clock_ms" at the
+      speed of the calibration, where it is known (`Found.by_turns`). Where it is not there is no "by_clock_ms".
+      "repeat": geometric mean of the measurements' own repeat errors.
     """
     result: dict[str, Any] = {}
     for devices in sorted({one.devices for one in found}):
@@ -72,7 +78,7 @@ def errors(found: Sequence[Found]) -> dict[str, Any]:
         of: dict[str, Any] = {}
         result[str(devices)] = of
         for variant in VARIANTS:
-            key, against = {"cpu_ms": ("cpu_ms", "cpu_ms"), "by_clock_ms": ("step_ms", "step_ms")}.get(
+            key, against = {"cpu_ms": ("cpu_ms", "steady_cpu_ms"), "by_clock_ms": ("step_ms", "step_ms")}.get(
                 variant, (variant, "steady_ms")
             )
             pairs = [

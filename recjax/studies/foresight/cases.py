@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from recjax import settings
+from recjax.config import presets
 from recjax.config.run import EmbeddingConfig, RunConfig
 from recjax.config.train import DenseAdagrad, TrainConfig
 from recjax.data.synthetic.stream import ZipfStream
@@ -45,6 +46,7 @@ PLANS: dict[str, tuple[str, ...]] = {
     "columns, pooled": ("plan=column_wise", "embedding.exchange.kind=pooled"),
     "balanced": ("plan=balanced",),
 }
+BENCHED = ("bench_kaggle16", "bench_mlperf64", "bench_multihot")  # presets for speed that a small host trains
 # With these numbers of ids that are copied, the rest as rows or pooled, there are 20 plans.
 COPIED_ROWS = (300, 3000, 30_000, 300_000)
 
@@ -127,12 +129,14 @@ def workloads(devices: int, platform: Any = "auto") -> Iterator[tuple[str, RunCo
 
 
 def cases(
-    counts: dict[int, int], changed: int, plans: int, loads: int, plan_devices: Sequence[int], machine: str, seed: int
-) -> list[Case]:
+    counts: dict[int, int], benched: int, changed: int, plans: int, loads: int, plan_devices: Sequence[int],
+    machine: str, seed: int,
+) -> list[Case]:  # fmt: skip
     """All cases of a campaign.
 
     Args:
       counts: number of devices -> random configs on so many.
+      benched: presets of `BENCHED`, on one device.
       changed: configs of which changes are measured, too.
       plans: for each workload.
       loads: workloads of which plans are measured.
@@ -140,7 +144,7 @@ def cases(
       machine: file that the planner plans by.
       seed: of the draws.
     """
-    found = []
+    found = [Case("config", f"{name} on 1", "", presets.load(name)) for name in BENCHED[:benched]]
     for devices, count in counts.items():
         for number, config in enumerate(configs(count, devices, seed)):
             found.append(Case("config", f"config {number} on {devices}", "", config))

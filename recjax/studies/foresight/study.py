@@ -46,6 +46,7 @@ class Size:
 
     Attributes:
       configs: number of devices -> random configs.
+      benched: presets for speed.
       changed: configs of which changes are measured.
       plans, workloads, plan_devices: plans for each workload on so many devices.
       passes: over everything.
@@ -54,6 +55,7 @@ class Size:
     """
 
     configs: dict[int, int]
+    benched: int
     changed: int
     plans: int
     workloads: int
@@ -63,8 +65,8 @@ class Size:
     quick: bool
 
 
-SMALL = Size({1: 6, 2: 2}, 1, 6, 1, (2,), 2, 1.0, True)
-FULL = Size({1: 60, 2: 10, 4: 10, 8: 10}, 10, 20, 5, (2, 8), 3, 3.0, False)
+SMALL = Size({1: 6, 2: 2}, 0, 1, 6, 1, (2,), 2, 1.0, True)
+FULL = Size({1: 60, 2: 10, 4: 10, 8: 10}, 3, 10, 20, 5, (2, 8), 3, 3.0, False)
 
 
 def study(
@@ -103,7 +105,14 @@ def study(
     all_cases = [
         case
         for case in cases(
-            size.configs, size.changed, size.plans, size.workloads, size.plan_devices, str(out / MACHINE), seed
+            size.configs,
+            size.benched,
+            size.changed,
+            size.plans,
+            size.workloads,
+            size.plan_devices,
+            str(out / MACHINE),
+            seed,
         )
         if case.config.mesh.devices <= len(jax.devices())
     ]
