@@ -114,7 +114,7 @@ def _memory(block: jax.Array) -> np.ndarray:
     block.block_until_ready()
     if not block.nbytes:
         return np.empty(block.shape, block.dtype)
-    memory = (ctypes.c_char * block.nbytes).from_address(block.unsafe_buffer_pointer())
+    memory: Any = (ctypes.c_char * block.nbytes).from_address(block.unsafe_buffer_pointer())
     return np.frombuffer(memory, block.dtype).reshape(block.shape)
 
 
