@@ -24,7 +24,7 @@ os.environ.update(compile_cache.prepare())
 import hypothesis
 import jax
 import pytest
-from jax._src import compilation_cache
+from jax._src import cache_key, compilation_cache
 from support import commands, light_compile
 from support.few_programs import few
 from support.shared_programs import shared
@@ -41,6 +41,7 @@ from support.tiers import (  # noqa: F401  # hooks
 import recjax
 
 compile_cache.install(compilation_cache)
+compile_cache.leave_out_devices(cache_key)
 # Processes that tests start take this checkout, whatever is installed, and sitecustomize.py from here.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     (str(Path(recjax.__file__).parent.parent), str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))

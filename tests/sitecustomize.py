@@ -8,7 +8,11 @@ import sys
 from typing import Any
 
 # What `support.compile_cache` does to modules of JAX when they have been imported.
-_CHANGES = {"jax._src.compilation_cache": "install", "jax._src.compiler": "let_all_write"}
+_CHANGES = {
+    "jax._src.compilation_cache": "install",
+    "jax._src.compiler": "share",
+    "jax._src.cache_key": "leave_out_devices",
+}
 
 
 class _WhenJaxIsImported:

@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 from support import compile_cache
 
 from recjax.utils.program_cache import DAY, Entries
@@ -56,6 +59,60 @@ def test_a_program_from_the_cache_has_the_scopes_of_its_own_source(monkeypatch):
         assert elsewhere(scope) == text
     one, two, three, four = (key for key in keys if key.startswith("jit_inner"))
     assert one == two != three == four
+
+
+def test_devices_share_what_is_compiled_and_each_runs_it_itself(monkeypatch):
+    """Also meshes of as many devices in another order, whose exchanges go between these."""
+    kept, written = {}, []
+    monkeypatch.setattr(Entries, "get", lambda self, key: kept.get(key))
+    monkeypatch.setattr(Entries, "put", lambda self, key, value: (written.append(key), kept.update({key: value})))
+    devices = jax.devices()
+
+    def mine(x):
+        return x * 3
+
+    for device in devices:
+        x = jax.device_put(np.float32(device.id), device)
+        found = jax.jit(mine)(x)
+        assert found.devices() == {device} and found == device.id * 3
+    assert len([key for key in written if key.startswith("jit_mine")]) == 1
+
+    def ours(a):
+        return jax.lax.ppermute(a, "x", [(n, (n + 1) % 4) for n in range(4)]) + 10 * jax.lax.axis_index("x")
+
+    for order in ([0, 1, 2, 3], [7, 0, 2, 5]):
+        mesh = jax.sharding.Mesh(np.array(devices)[order], "x")
+        x = jax.device_put(np.arange(4), jax.NamedSharding(mesh, P("x")))
+        found = jax.jit(jax.shard_map(ours, mesh=mesh, in_specs=P("x"), out_specs=P("x")))(x)
+        assert np.asarray(found).tolist() == [3, 10, 21, 32]
+        assert {shard.device.id: int(shard.data[0]) for shard in found.addressable_shards} == dict(
+            zip(order, [3, 10, 21, 32], strict=True)
+        )
+    assert len([key for key in written if key.startswith("jit_ours")]) == 1
+
+
+def test_one_of_several_processes_compiles_and_the_others_wait(monkeypatch):
+    """For a program of all of them, and no longer than a limit."""
+    asked = []
+
+    def read(*given):
+        asked.append(given)
+        return ("program", 1) if len(asked) == 3 else (None, None)
+
+    def ask(process, *of):
+        asked.clear()
+        devices = [types.SimpleNamespace(process_index=n, platform="cpu") for n in of]
+        backend = types.SimpleNamespace(process_index=lambda: process)
+        return compiler._cache_read("name", "key", "options", backend, devices)[0], len(asked)
+
+    compiler = types.SimpleNamespace(_cache_read=read, _cache_write=lambda: None)
+    compile_cache.share(compiler)
+    assert ask(1, 0, 1) == ("program", 3)
+    assert ask(0, 0, 1) == (None, 1)
+    assert ask(2, 2, 3) == (None, 1)
+    assert ask(1, 1, 1) == (None, 1)
+    monkeypatch.setattr(compile_cache, "WAIT_S", 0.0)
+    assert ask(1, 0, 1) == (None, 1)
 
 
 PROGRAM = "import jax; jax.jit(lambda x: x * 2 + 1)(3.0)"

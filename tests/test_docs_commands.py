@@ -21,7 +21,7 @@ from recjax.cli.parser import make_parser
 from recjax.tracing.verbs import joined
 
 # That they run is claimed, and no number of theirs.
-pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 # Words that a page leaves open.
 FILL = {"PRESET": "synthetic", "mesh.devices=N": "mesh.devices=4", "model=KIND": "model=dcnv2",

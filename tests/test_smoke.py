@@ -7,6 +7,8 @@ import pytest
 
 import recjax
 
+pytestmark = pytest.mark.few_programs
+
 SMALL = ("train.batch_size=256", "train.eval_every=15", "train.log_every=5", "mesh.platform=auto")
 
 

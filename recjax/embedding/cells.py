@@ -1,11 +1,12 @@
 """Cells that a part of a table and a part of a group's buffer have in common, and their ways from one to the other.
 
-Where a device's memory is the host's, NumPy reads them. Else the device does, in programs that are compiled for each
-shape and device, as are those that write.
+Where a device's memory is the host's, NumPy reads and writes them. Else the device does, in programs that are compiled
+for each shape and device.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,15 +90,32 @@ def copied(block: jax.Array, found: Overlap, slots_R: np.ndarray | None, lines: 
 
 def _copied_here(block: jax.Array, found: Overlap, slots_R: np.ndarray | None, lines: Lines | None) -> np.ndarray:
     # A view that outlives this call would keep the next step from working in place.
-    rows: Any = np.asarray(block)
-    rows = rows if lines is None else lines.unpacked(rows)
+    return np.array(_rows(np.asarray(block), lines)[_where(found, slots_R)], order="C")
+
+
+def _rows(block: Any, lines: Lines | None) -> Any:
+    """A view of a part of a buffer as rows."""
+    return block if lines is None else lines.unpacked(block)
+
+
+def _where(found: Overlap, slots_R: np.ndarray | None) -> tuple[Any, ...]:
+    """Where the cells of an overlap are among the rows of a part of a buffer."""
     at: Any = found.homes
     if slots_R is not None:
         at = slots_R[np.asarray(at)]
     elif isinstance(at, range):
         at = slice(at.start, at.stop)
     columns = (slice(a, a + axis.stop - axis.start) for a, axis in zip(found.offset, found.columns, strict=True))
-    return np.array(rows[(at, *columns)], order="C")
+    return (at, *columns)
+
+
+def _memory(block: jax.Array) -> np.ndarray:
+    """The memory of a part on a CPU, to be written: of a part that nobody else uses, and only while that is so."""
+    block.block_until_ready()
+    if not block.nbytes:
+        return np.empty(block.shape, block.dtype)
+    memory: Any = (ctypes.c_char * block.nbytes).from_address(block.unsafe_buffer_pointer())
+    return np.frombuffer(memory, block.dtype).reshape(block.shape)
 
 
 class Blocks:
@@ -116,7 +134,11 @@ class Blocks:
     def write(self, k: int, found: Overlap, cells: np.ndarray, slots_R: np.ndarray | None, lines: Lines | None) -> None:
         """Writes cells into part k; slots and lines are as for `copied`."""
         for device in self._holders[k]:
-            block, piece = self._blocks[device], jax.device_put(cells, device)
+            block = self._blocks[device]
+            if device.platform == "cpu":
+                _rows(_memory(block), lines)[_where(found, slots_R)] = cells
+                continue
+            piece = jax.device_put(cells, device)
             if slots_R is not None:
                 slots = jax.device_put(slots_R[np.asarray(found.homes)], device)
                 self._blocks[device] = _scatter(block, piece, slots, found.offset)

@@ -192,8 +192,14 @@ def from_host(
 
 def _named_leaves(tree: Any) -> dict[str, np.ndarray]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    # jnp.copy: a host view of the state itself would keep the next donated step from working in place
-    return {_name(path): np.array(whole(jnp.copy(x))) for path, x in leaves}
+    return {_name(path): np.array(whole(_copy(x))) for path, x in leaves}
+
+
+def _copy(x: Any) -> Any:
+    """A copy to be read: a host view of the state itself would keep the next donated step from working in place."""
+    if isinstance(x, jax.Array) and x.is_fully_addressable:  # without a program, which jnp.copy compiles for each shape
+        return jax.device_put(x, x.sharding, may_alias=False)
+    return jnp.copy(x)
 
 
 def _fill(tree: Any, saved: dict[str, np.ndarray | LazyArray], what: str) -> Any:

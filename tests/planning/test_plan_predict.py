@@ -5,7 +5,7 @@ import json
 import pytest
 from support.commands import inside, write_preset
 
-pytestmark = pytest.mark.full  # each compiles a training step
+pytestmark = [pytest.mark.full, pytest.mark.light_compile]  # each compiles a training step
 
 
 def predicted(preset, *more, machine="h100"):

@@ -25,6 +25,8 @@ from recjax.planning.profile import Profile, TableUse
 from recjax.planning.question import Question
 from recjax.planning.sketch import DenseSizes
 
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+
 H200 = open_machine("h200")
 DENSE = DenseSizes(((16, 16), (16, 1)), 300, 1, 4, None, 32)
 HOST = HostWork(1, 1, 1, 1, 1, 1, 8, 2)

@@ -11,7 +11,7 @@ import pytest
 from support.commands import assert_refused, inside
 
 from recjax.errors import ConfigError
-from recjax.studies.sdm import measure, power
+from recjax.studies.sdm import measure, power, study
 from recjax.studies.sdm.hit_rate import clock_hit_rate
 from recjax.studies.sdm.study import Options
 from recjax.studies.sdm.workload import Size, Workload
@@ -143,8 +143,12 @@ def test_mistakes(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_small_run(tmp_path: Path) -> None:
-    """Scores from disk have the bits of those from memory, and all figures are there."""
+def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores from disk have the bits of those from memory, and all figures are there.
+
+    Two requests at most are served at once: for eight, twice as many programs are compiled.
+    """
+    monkeypatch.setattr(study, "TOGETHER", 2)
     pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
     how = ("--rows", "500", "--tables", "1", "--shares", "0.1", "--seconds", "0.05")
     found: dict[str, Any] = inside("study", "sdm", "--out", tmp_path, *how, "--json").result

@@ -1,17 +1,19 @@
 """One compile cache for all tests: for every worker, for the processes that tests start, and for the next run.
 
-It is JAX's own persistent cache, in the user's cache folder, with three differences:
+It is JAX's own persistent cache, in the user's cache folder, with these differences:
 
 - Its files are those of `recjax.utils.program_cache`. Processes without `install` (see `sitecustomize.py`) read and do
   not write.
 - Scope names belong to the key, files and lines do not. By default none do, and a program would come with the scopes
   of an earlier source, which tests read. JAX keeps the number of devices and the XLA flags in the key by itself.
+- A program is compiled once for all devices, and once for processes that train together.
 - What nobody used for two weeks goes.
 """
 
 from __future__ import annotations
 
 import os
+import time
 import types
 import warnings
 from pathlib import Path
@@ -21,6 +23,7 @@ from recjax.utils import program_cache
 
 TOP = "RECJAX_TESTS_CACHE"  # where to, instead of the user's cache folder
 _KEEP = 14 * program_cache.DAY
+WAIT_S = 30.0  # for the process that compiles a program of several
 
 
 def top() -> Path:
@@ -59,14 +62,50 @@ def install(module: Any) -> None:
     module.config.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-def let_all_write(module: Any) -> None:
-    """Lets each of several processes keep its programs: given `jax._src.compiler`, which has just been imported.
+def share(module: Any) -> None:
+    """Lets processes that train together compile each program once: given `jax._src.compiler`, just imported.
 
-    Their keys differ from process to process, and JAX writes those of the first one alone.
+    Each keeps the programs of its own devices; by JAX only the first process writes any. A program of all of them is
+    compiled by the first one, for which the others wait. The key is made of the program: a process that has another one
+    does not find it, and compiles its own when it has waited for long enough.
     """
     first = types.SimpleNamespace(global_state=types.SimpleNamespace(process_id=0))
-    write = module._cache_write
+    write, read = module._cache_write, module._cache_read
     module._cache_write = types.FunctionType(write.__code__, {**vars(module), "distributed": first}, write.__name__)
+
+    def wait_and_read(name: str, key: str, options: Any, backend: Any, devices: Any, *others: Any) -> Any:
+        found = read(name, key, options, backend, devices, *others)
+        processes = {device.process_index for device in devices if device.platform == "cpu"}
+        if len(processes) > 1 and backend.process_index() != min(processes):
+            end = time.monotonic() + WAIT_S
+            while found[0] is None and time.monotonic() < end:
+                time.sleep(0.01)
+                found = read(name, key, options, backend, devices, *others)
+        return found
+
+    module._cache_read = wait_and_read
+
+
+def leave_out_devices(module: Any) -> None:
+    """Gives a program one key on all CPU devices and in all processes: given `jax._src.cache_key`, just imported.
+
+    JAX puts the devices and a process's own topology in it. An entry is loaded onto the devices that ask for it.
+    """
+    plain_options, plain_devices = module._hash_serialized_compile_options, module._hash_accelerator_config
+
+    def hash_options(hash_obj: Any, options: Any, strip_device_assignment: bool = False) -> None:
+        plain_options(hash_obj, options, strip_device_assignment=True)
+
+    def hash_devices(hash_obj: Any, devices: Any) -> None:
+        if devices.flat[0].platform != "cpu":
+            plain_devices(hash_obj, devices)
+            return
+        kinds = [(device.process_index, device.device_kind) for device in devices.flat]
+        first = min(process for process, _ in kinds)
+        hash_obj.update(repr([(process - first, kind) for process, kind in kinds]).encode())
+
+    module._hash_serialized_compile_options = hash_options
+    module._hash_accelerator_config = hash_devices
 
 
 def prune(path: Path, now: float) -> None:

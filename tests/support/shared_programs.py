@@ -47,7 +47,8 @@ def _initialise(
     key = bound, mesh, seed, jnp.dtype(dtype), apart
     if key not in _tables:
         _tables[key] = initialise(bound, mesh, seed, dtype, homes, apart)
-    return jax.tree.map(jnp.copy, _tables[key])  # the first step donates them
+    # The first step donates them. To copy by jnp.copy, a program would be compiled for each shape.
+    return jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), _tables[key])
 
 
 @contextlib.contextmanager

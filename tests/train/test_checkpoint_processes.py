@@ -231,7 +231,7 @@ with Checkpoints(pathlib.Path(sys.argv[1]), 2) as checkpoints:
 """
 
 
-@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.wide), 3])
 def test_large_tables_need_memory_for_themselves_and_a_few_parts(tmp_path, devices):
     """Initialisation, a save and restores of 384 MiB in parts of 8 MiB: a copy of the larger table is 264 MiB.
 

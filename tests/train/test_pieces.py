@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.commands import SMALL, assert_refused, inside, lines_of
 from support.contract import V, problem_of
+from support.few_programs import few
 from support.graphs import fetching
 from support.problems import Placed, Problem, trainer_of
 
@@ -194,7 +195,8 @@ def test_a_run_goes_on_in_another_number_of_pieces(preset: Any, tmp_path: Any) -
         out = tmp_path / first
         for steps, pieces in (("2", first), ("4", then)):
             settings = (f"train.steps={steps}", "mesh.devices=2", f"embedding.exchange.pieces={pieces}")
-            done = inside("train", preset, *settings, "--out", out)
+            with few():
+                done = inside("train", preset, *settings, "--out", out)
             assert done.status == 0, done.err
         ends.append([(line["step"], line["loss"]) for line in lines_of(out, "train")])
     assert ends[0] == ends[1] and [step for step, _ in ends[0]] == [1, 2, 3, 4]
