@@ -12,6 +12,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import generate
+import inventories
 from sphinx.ext.napoleon import GoogleDocstring
 
 import recjax
@@ -21,7 +22,16 @@ author = "the recjax authors"
 copyright = f"{author}, Apache-2.0"
 version = release = recjax.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+]
+intersphinx_mapping = inventories.write(
+    HERE / "reference" / "_generated" / "inventories"
+)  # files: no network is needed
 exclude_patterns = ["_build", "reference/_generated/*"]  # the latter are included by other pages
 root_doc = "index"
 
@@ -72,6 +82,7 @@ def _link_copies(app: object, page: str, text: list[str]) -> None:
 
 
 _BETWEEN = re.compile(r"(?<=\w[/._=:,|])(?=\w)|(?<=[a-z])(?=[A-Z])")
+CARDS = ("reference/config",)  # pages whose tables are a list of cards on a narrow screen
 WHOLE = 14  # characters: code in a cell of a table that is not longer stays in one line
 
 
@@ -89,13 +100,31 @@ def breakable(page: str) -> str:
     return re.sub(r"<td.*?</td>", cell, page, flags=re.DOTALL)
 
 
-def _break_cells(app: object, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+def labelled(page: str) -> str:
+    """Gives each cell of a table the heading of its column, which narrow screens show in the cell: see recjax.css."""
+
+    def table(found: re.Match[str]) -> str:
+        heads = [re.sub(r"<.*?>", "", head) for head in re.findall(r"<th\b.*?>(.*?)</th>", found[0], re.DOTALL)]
+
+        def row(cells: re.Match[str]) -> str:
+            column = iter(heads)
+            return re.sub(r"<td\b", lambda _: f'<td data-label="{next(column, "")}"', cells[0])
+
+        return re.sub(r"<tr\b.*?</tr>", row, found[0], flags=re.DOTALL).replace(
+            '<table class="', '<table class="cards '
+        )
+
+    return re.sub(r"<table\b.*?</table>", table, page, flags=re.DOTALL)
+
+
+def _change_tables(app: object, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
     if "body" in context:
-        context["body"] = breakable(context["body"])
+        body = breakable(context["body"])
+        context["body"] = labelled(body) if page in CARDS else body
 
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
-    app.connect("html-page-context", _break_cells)
+    app.connect("html-page-context", _change_tables)
     app.connect("builder-inited", _prepare)
     app.connect("source-read", _link_copies)

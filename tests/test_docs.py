@@ -1,11 +1,14 @@
 """README.md and the pages of docs/: short enough, every link leads somewhere, and their longer examples work."""
 
+import contextlib
 import importlib.util
+import io
+import pydoc
 import re
 
 import pytest
 from support.commands import inside, lines_of
-from support.pages import DOCS, ROOT, anchors, marked, pages, prose
+from support.pages import DOCS, ROOT, anchors, examples, marked, pages, prose
 
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan, check_plan
@@ -91,12 +94,40 @@ def test_the_loop_of_ones_own_learns(capsys):
     assert float(losses[-1].split()[1]) < float(losses[0].split()[1]) and 0.6 < float(auc) < 1
 
 
+@pytest.mark.parametrize(
+    ("page", "mark"),
+    [
+        ("routing", "routing-example"),
+        ("row_order", "row-order-example"),
+        ("hierarchical_exchange", "hierarchical-example"),
+    ],
+)
+def test_the_example_prints_what_the_page_shows(page, mark):
+    block, printed = examples(f"explanation/{page}.md", mark)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(block, page, "exec"), {"__name__": "page"})
+    assert out.getvalue() == printed
+
+
+def of_docs(name):
+    """A module of the folder docs/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_names_of_other_projects_are_theirs_and_are_used():
+    names = [name for _, of_project in of_docs("inventories").PROJECTS.values() for name in of_project]
+    texts = "".join(page.read_text() for page in pages())
+    assert [name for name in names if pydoc.locate(name) is None] == []
+    assert [name for name in names if f"}}`{name}`" not in texts] == []
+
+
 def test_options_in_the_texts_of_the_command_line_reference_are_code():
     """Else the site shows a dash in place of their two."""
-    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
-    assert spec and spec.loader
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
-    page = generate.cli()
+    page = of_docs("generate").cli()
     assert "resume the run in `--out`" in page
     assert re.findall(r"(?<![\w-])--[a-z][\w-]*", re.sub(r"```.*?```|`[^`]*`", "", page, flags=re.DOTALL)) == []

@@ -42,6 +42,15 @@ def marked(name: str, mark: str) -> str:
     return str(block)
 
 
+def examples(name: str, mark: str) -> tuple[str, str]:
+    """A block of Python of a page and the text block after it, between such comments."""
+    found = re.findall(
+        rf"<!-- {mark} -->\n```python\n(.*?)```\n\n```text\n(.*?)```\n<!-- /{mark} -->", text(name), re.S
+    )
+    ((block, printed),) = found
+    return block, printed
+
+
 def code(page: Path, language: str) -> list[str]:
     """The code blocks of a page in a language, in their order."""
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.M | re.S)
