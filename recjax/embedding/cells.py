@@ -99,7 +99,7 @@ def _rows(block: Any, lines: Lines | None) -> Any:
 
 
 def _where(found: Overlap, slots_R: np.ndarray | None) -> tuple[Any, ...]:
-    """Where the cells of an overlap are among the rows of a part of a buffer."""
+    """Index of the cells of an overlap among the rows of a part of a buffer."""
     at: Any = found.homes
     if slots_R is not None:
         at = slots_R[np.asarray(at)]
