@@ -182,7 +182,14 @@ def calibrate(
         (held_out if case.case.held_out else points).setdefault(case.case.kernel, []).append(case.point(cores))
     for one in collectives:
         (held_out if one.held_out else points).setdefault(one.kind, []).append(one.point())
-    kernels = {kernel: Kernel(1.0, "measured", tuple(found)) for kernel, found in sorted(points.items())}
+    passes_s: dict[str, list[list[float]]] = {}
+    for of, s in (*((c.case.kernel, c.middle_s) for c in timed), *((c.kind, c.middle_s) for c in collectives)):
+        passes_s.setdefault(of, []).append(s)
+    start_s = measured.overhead("kernel") / 1e6
+    kernels = {
+        kernel: Kernel(1.0, "measured", tuple(found), None, _repeat(passes_s[kernel], _started(kernel, start_s)))
+        for kernel, found in sorted(points.items())
+    }
     machine = _without_streams(dataclasses.replace(measured, kernels=kernels))
     return dataclasses.replace(
         machine,
@@ -308,14 +315,14 @@ class _Collective:
         self.kind, self._ranks = kind, mesh.devices.size
         self.bytes = chained[0].padded_bytes
         self.replay = Prepared(chained, mesh, name=f"calibrate_{kind}_{size}_")
-        self._us: list[float] = []
+        self.middle_s: list[float] = []  # of a pass
 
     def add(self, ns: Sequence[np.ndarray]) -> None:
         if ns:
-            self._us.append(float(np.median(np.stack(ns))) / 1e3)
+            self.middle_s.append(float(np.median(np.stack(ns))) / 1e9)
 
     def point(self) -> Point:
-        us = float(np.median(self._us)) if self._us else _LEAST_US
+        us = float(np.median(self.middle_s)) * 1e6 if self.middle_s else _LEAST_US
         return Point({"bytes": float(self.bytes), "devices": float(self._ranks)}, max(us, _LEAST_US))
 
 
@@ -369,8 +376,24 @@ def _stream_us(kernel: str, point: Point, costs: Costs) -> float:
 def _error(kernel: str, machine: Machine, held_out: Sequence[Point]) -> HeldOut | None:
     """The error of predictions for sizes that are no points, with the start of a kernel; None if there are none."""
     costs, pairs = Costs(machine), []
-    start_us = 0.0 if kernel.partition(".")[0] in (*HOST, *COLLECTIVES) else machine.overhead("kernel")
+    start_us = _started(kernel, machine.overhead("kernel"))
     for point in held_out:
         predicted_us = costs.of(of_sizes(kernel, point.sizes)).us + _stream_us(kernel, point, costs)
         pairs.append((start_us + predicted_us, start_us + point.us))
     return HeldOut.of(pairs) if pairs else None
+
+
+def _repeat(passes_s: Sequence[Sequence[float]], start_s: float) -> float | None:
+    """The repeat error of a class, see `Kernel`, from the times of its sizes in each pass and a kernel's start, s."""
+    logs = []
+    for times_s in passes_s:
+        if len(times_s) > 1:
+            halves_s = (max(float(np.median(half)), _LEAST_US / 1e6) for half in (times_s[::2], times_s[1::2]))
+            one_s, other_s = (start_s + half_s for half_s in halves_s)
+            logs.append(abs(math.log(one_s / other_s)))
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+def _started(kernel: str, start: float) -> float:
+    """The time that a kernel takes to start; none of the host's stages and of collectives, whose times have it."""
+    return 0.0 if kernel.partition(".")[0] in (*HOST, *COLLECTIVES) else start

@@ -61,8 +61,9 @@ def _plain(value: Any) -> Any:
     """JSON values of it; what is None in a kernel is left out."""
     found = dataclasses.asdict(value)
     for kernel in found["kernels"].values():
-        if kernel["held_out"] is None:
-            del kernel["held_out"]
+        for name in ("held_out", "repeat"):
+            if kernel[name] is None:
+                del kernel[name]
     return found
 
 
@@ -132,13 +133,15 @@ def _kernel(given: Any, place: str, name: str) -> Kernel:
     base = name.partition(".")[0]
     if base not in SIZES:
         raise _Wrong(f"{place}: there is no such class; there are {', '.join(SIZES)}")
-    _keys(given, place, {"efficiency", "source", "points", "held_out"}, optional={"held_out"})
+    optional = {"held_out", "repeat"}
+    _keys(given, place, {"efficiency", "source", "points"} | optional, optional)
     if not isinstance(given["points"], list):
         raise _Wrong(f"{place}.points is no list")
     points = tuple(_point(value, f"{place}.points[{i}]", base) for i, value in enumerate(given["points"]))
     held_out = _held_out(given["held_out"], f"{place}.held_out") if "held_out" in given else None
+    repeat = _number(given["repeat"], f"{place}.repeat") if "repeat" in given else None
     efficiency = _number(given["efficiency"], f"{place}.efficiency")
-    return Kernel(efficiency, _text(given["source"], f"{place}.source"), points, held_out)
+    return Kernel(efficiency, _text(given["source"], f"{place}.source"), points, held_out, repeat)
 
 
 def _point(given: Any, place: str, base: str) -> Point:

@@ -22,7 +22,7 @@ def with_note(machine: Machine, others: float | None, quick: bool) -> Machine:
 
 
 def figures(machine: Machine) -> dict[str, Any]:
-    """JSON values: name, where, rates, overheads, and of each class the number of points and the held-out error."""
+    """JSON values: name, where, rates, overheads, and of each class the number of points, and both errors of `Kernel`."""
     return {
         "name": machine.name,
         "measured": machine.measured,
@@ -32,6 +32,7 @@ def figures(machine: Machine) -> dict[str, Any]:
         "kernels": {
             name: {
                 "points": len(kernel.points),
+                "repeat": kernel.repeat,
                 "held_out": None if kernel.held_out is None else dataclasses.asdict(kernel.held_out),
             }
             for name, kernel in machine.kernels.items()
@@ -50,13 +51,15 @@ def to_text(machine: Machine) -> str:
     ]
     overheads = [f"{name} {q.value:.2f} {q.unit}" for name, q in machine.overheads.items()]
     lines += [f"at most: {', '.join(rates)}", f"overheads: {', '.join(overheads)}", ""]
-    rows = [["kernel class", "points", "held out", "ratio, mean", "p50", "p90", "GMAE"]]
+    rows = [["kernel class", "points", "repeat", "held out", "ratio, mean", "p50", "p90", "GMAE"]]
     for name, kernel in machine.kernels.items():
         held = kernel.held_out
         error = ["-"] * 4
         if held is not None:
             error = [f"{held.ratio_mean:.2f}", f"{held.ratio_p50:.2f}", f"{held.ratio_p90:.2f}", f"{held.gmae:.1%}"]
-        rows.append([name, str(len(kernel.points)), str(held.points) if held else "0", *error])
+        repeat = "-" if kernel.repeat is None else f"{kernel.repeat:.2f}"
+        rows.append([name, str(len(kernel.points)), repeat, str(held.points) if held else "0", *error])
     lines += aligned(rows)
     lines.append("ratio: max(predicted, measured) / min of them, of sizes that are no points; its mean is geometric")
+    lines.append("repeat: by how many times two halves of the passes differ, the geometric mean over a class's sizes")
     return "\n".join(lines)

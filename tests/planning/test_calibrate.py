@@ -139,6 +139,14 @@ def test_a_stage_of_the_host_finds_the_caches_as_devices_leave_them(monkeypatch)
     assert len(passed) == 7
 
 
+def test_the_repeat_error_is_of_two_halves_of_the_passes():
+    """Of one size they take 4 and 1 us, and 2 us to start: twice as long. Of another one both take 1 us."""
+    passes_s = [[4e-6, 1e-6, 4e-6, 1e-6], [1e-6, 1e-6, 1e-6], [7e-6]]
+    assert calibrate._repeat(passes_s, 2e-6) == pytest.approx(2**0.5)
+    assert calibrate._repeat([[7e-6]], 2e-6) is None
+    assert calibrate._repeat([[-1e-6, 0.05e-6]], 0.0) == 1  # no time is below what the clock can tell
+
+
 def test_a_peak_rate_is_of_what_took_long_enough_to_be_timed():
     assert calibrate._peak([(1.0, 900.0), (200.0, 50.0), (3000.0, 40.0)]) == 50
     assert calibrate._peak([(1.0, 900.0), (2.0, 600.0)]) == 600
@@ -175,6 +183,8 @@ def test_a_machine_has_a_point_for_each_case_and_the_error_of_those_held_out(few
         assert all(p.us > 0 and 1 <= p.cores <= machine.cores for p in found.points)
     assert machine.kernels["copy"].held_out.points == 1 and machine.kernels["copy"].held_out.ratio_mean >= 1
     assert machine.rates["flops_f32"].value > 0 and machine.overheads["kernel"].value > 0
+    assert all(of.repeat is not None and of.repeat >= 1 for of in machine.kernels.values())
+    assert done.result["kernels"]["copy"]["repeat"] == machine.kernels["copy"].repeat
     assert done.result["kernels"]["copy"]["held_out"]["points"] == 1
     assert done.err.count("pass ") == calibrate.QUICK.passes
     # By turns: no pass does one class after the other.

@@ -60,6 +60,7 @@ def _without(*keys):
         (_at(["kernels", "copy", "points", 0, "us"], True), r"kernels\.copy\.points\[0\]\.us is True"),
         (_at(["kernels", "copy", "points", 0, "sizes"], {"rows": 1}), r"kernels\.copy\.points\[0\]\.sizes\.bytes is"),
         (_at(["kernels", "copy", "held_out", "points"], 0), r"kernels\.copy\.held_out\.points is 0"),
+        (_at(["kernels", "copy", "repeat"], 0), r"kernels\.copy\.repeat is 0; it must be a number above 0"),
         (_at(["where", "password"], "x"), "where has 'password'"),
         (_at(["platform"], "abacus"), "platform is 'abacus'"),
     ],
