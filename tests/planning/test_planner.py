@@ -25,7 +25,7 @@ from recjax.planning.profile import Profile, TableUse
 from recjax.planning.question import Question
 from recjax.planning.sketch import DenseSizes
 
-pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+pytestmark = pytest.mark.light_compile
 
 H200 = open_machine("h200")
 DENSE = DenseSizes(((16, 16), (16, 1)), 300, 1, 4, None, 32)
@@ -192,6 +192,7 @@ def test_what_does_not_fit_is_refused_with_the_cheapest_change_that_would(preset
 
 
 @pytest.mark.full
+@pytest.mark.few_programs
 def test_a_run_keeps_its_plan_and_goes_on_with_it_on_any_machine(preset, tmp_path):
     machine, run = tmp_path / "machine.json", tmp_path / "run"
     write(slow_machine(), machine)
@@ -208,6 +209,7 @@ def test_a_run_keeps_its_plan_and_goes_on_with_it_on_any_machine(preset, tmp_pat
 
 
 @pytest.mark.full
+@pytest.mark.few_programs
 def test_a_planned_run_with_hot_rows_goes_on_with_them(tmp_path):
     """As long as it has room for them; it is by the planner's machine that they are chosen."""
     machine, run = tmp_path / "machine.json", tmp_path / "run"
