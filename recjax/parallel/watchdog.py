@@ -156,8 +156,8 @@ class Watch:
         with self._lock:  # not while the thread, which has found it, waits for the others to part
             traceback.print_exception(error)  # it may as well be a mistake of ours
             self.end(
-                f"a step failed as it does when the connection to a peer breaks, though all of them still answer ({text}). "
-                f"The traceback above says where; if it is no such error, mend it. {AGAIN}"
+                f"a step failed as it does when the connection to a peer breaks, though all of them still answer "
+                f"({text}). The traceback above says where; if it is no such error, mend it. {AGAIN}"
             )
 
     def end(self, message: str, status: int = LOST) -> None:

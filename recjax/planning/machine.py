@@ -142,8 +142,8 @@ class Kernel:
       source: of the efficiency.
       points: measured sizes; () if none were.
       held_out: error of predictions from the points; None if none was measured.
-      repeat: by how many times what half of the passes measured differs from what the other half did, the geometric mean
-        over all sizes: no prediction can be nearer than about that. None if it was not measured twice.
+      repeat: by how many times what half of the passes measured differs from what the other half did, the geometric
+        mean over all sizes: no prediction can be nearer than about that. None if it was not measured twice.
     """
 
     efficiency: float

@@ -22,7 +22,7 @@ def with_note(machine: Machine, others: float | None, quick: bool) -> Machine:
 
 
 def figures(machine: Machine) -> dict[str, Any]:
-    """JSON values: name, where, rates, overheads, and of each class the number of points, and both errors of `Kernel`."""
+    """JSON values: name, where, rates, overheads, and of each class the number of points and both errors."""
     return {
         "name": machine.name,
         "measured": machine.measured,
