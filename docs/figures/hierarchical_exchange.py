@@ -3,6 +3,7 @@
 python docs/figures/hierarchical_exchange.py
 """
 
+from matplotlib.axes import Axes
 from svg import save
 
 from recjax.utils import plots
@@ -15,7 +16,7 @@ ONE_STEP: tuple[Arrow, ...] = (((1, 1), (0, 0), plots.ORANGE, 0.0), ((1, 1), (0,
 TWO_STEPS: tuple[Arrow, ...] = (((1, 1), (0, 1), plots.ORANGE, 0.0), ((0, 1), (0, 0), plots.BLUE, 0.0))
 
 
-def panel_of(panel, title: str, arrows: tuple[Arrow, ...], notes: dict[tuple[int, int], str]) -> None:  # noqa: ANN001
+def panel_of(panel: Axes, title: str, arrows: tuple[Arrow, ...], notes: dict[tuple[int, int], str]) -> None:
     """Draws two hosts of two devices each, and the way of one row between them."""
     from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 

@@ -33,7 +33,7 @@ from recjax.planning.compile_cases import compiled
 from recjax.planning.costs import Costs, of_sizes
 from recjax.planning.host_cases import host_cases
 from recjax.planning.machine import COLLECTIVES, HOST, HeldOut, Kernel, Machine, Point, Quantity
-from recjax.planning.overhead_cases import chains, overheads_of
+from recjax.planning.overhead_cases import LEAST_US, chains, overheads_of
 from recjax.planning.reuse_cases import reuse_cases
 from recjax.tiers.disk_speed import disk_rates
 from recjax.utils import processor
@@ -42,7 +42,6 @@ Tell = Callable[[str], None]
 _RUNS, _LEAST_RUNS = 20, 4  # of a case in a pass, of which the first does not count
 _TURNS = 2  # of a pass, after each of which something else is measured: a machine's speed changes within seconds
 _LEAST_S = 0.005  # of a case in a pass: short ones run more often
-_LEAST_US = 0.05  # that a case takes: below, the clock says nothing
 _LEAST_FOR_RATE_US = 100.0  # that a case takes which may tell a peak rate: of less the clock's noise would be the peak
 _COLLECTIVE_BYTES = tuple(2**e for e in range(10, 25, 2))
 _QUICK_BYTES = (2**12, 2**20)
@@ -118,7 +117,7 @@ class _Timed:
 
     def point(self, cores: int) -> Point:
         """Its median over the passes."""
-        us = max(float(np.median(self.middle_s)) * 1e6, _LEAST_US)
+        us = max(float(np.median(self.middle_s)) * 1e6, LEAST_US)
         busy = float(np.median(self.threads)) if self.threads else float(np.median(self.cpu_s)) / (us / 1e6)
         return Point(self.case.sizes, us, min(max(busy, 1.0), float(cores)))
 
@@ -322,8 +321,8 @@ class _Collective:
             self.middle_s.append(float(np.median(np.stack(ns))) / 1e9)
 
     def point(self) -> Point:
-        us = float(np.median(self.middle_s)) * 1e6 if self.middle_s else _LEAST_US
-        return Point({"bytes": float(self.bytes), "devices": float(self._ranks)}, max(us, _LEAST_US))
+        us = float(np.median(self.middle_s)) * 1e6 if self.middle_s else LEAST_US
+        return Point({"bytes": float(self.bytes), "devices": float(self._ranks)}, max(us, LEAST_US))
 
 
 def _rates(timed: Sequence[_Timed], cores: int) -> dict[str, Quantity]:
@@ -359,7 +358,7 @@ def _without_streams(machine: Machine) -> Machine:
     costs, kernels = Costs(machine), dict(machine.kernels)
     for name in IN_A_PASS.keys() & kernels.keys():
         points = [
-            dataclasses.replace(point, us=max(point.us - _stream_us(name, point, costs), _LEAST_US))
+            dataclasses.replace(point, us=max(point.us - _stream_us(name, point, costs), LEAST_US))
             for point in kernels[name].points
         ]
         kernels[name] = dataclasses.replace(kernels[name], points=tuple(points))
@@ -388,7 +387,7 @@ def _repeat(passes_s: Sequence[Sequence[float]], start_s: float) -> float | None
     logs = []
     for times_s in passes_s:
         if len(times_s) > 1:
-            halves_s = (max(float(np.median(half)), _LEAST_US / 1e6) for half in (times_s[::2], times_s[1::2]))
+            halves_s = (max(float(np.median(half)), LEAST_US / 1e6) for half in (times_s[::2], times_s[1::2]))
             one_s, other_s = (start_s + half_s for half_s in halves_s)
             logs.append(abs(math.log(one_s / other_s)))
     return math.exp(sum(logs) / len(logs)) if logs else None

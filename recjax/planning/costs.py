@@ -30,7 +30,7 @@ from recjax.planning.reuse import Use
 from recjax.planning.work import Work
 from recjax.utils.bus import bus_factor
 
-READING = ((), ("features",), ("samples",), ("samples", "features"), ("ids",))  # what a batch's reading goes by
+_READING = ((), ("features",), ("samples",), ("samples", "features"), ("ids",))  # what a batch's reading goes by
 # Sizes for which compilers choose other code: rows of 512 bytes may take less than of 256.
 _OTHER_CODE = {"batched_matmul": ("m", "n", "k"), "gather": ("row_bytes",), "scatter": ("row_bytes",)}
 _SWEEPS = 4  # over all sizes, of evening out
@@ -117,7 +117,7 @@ class Costs:
             base = name.partition(".")[0]
             places = ("devices",) if base in (*COLLECTIVES, "host_route", "host_pack") else ("table_bytes", "distance")
             if base == "host_read":
-                self._grids[name] = _Sum(kernel.points, READING)
+                self._grids[name] = _Sum(kernel.points, _READING)
             else:
                 roofline, free = functools.partial(self._roofline_us, name), _OTHER_CODE.get(base, ())
                 self._grids[name] = _Grid(SIZES[base], kernel.points, roofline, places, free)

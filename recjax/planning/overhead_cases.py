@@ -13,7 +13,7 @@ from recjax.planning.cases import Run, runner
 from recjax.planning.machine import Quantity
 
 _LENGTHS = (16, 144)  # of the chains that overheads are read from
-_LEAST_US = 0.05  # below, the clock says nothing
+LEAST_US = 0.05  # that anything takes: below, the clock says nothing
 
 
 def chains() -> Iterator[tuple[str, Callable[[], Run]]]:
@@ -49,8 +49,8 @@ def overheads_of(times_s: Mapping[str, Sequence[float]]) -> dict[str, Quantity]:
     for what in ("line", "loop"):
         short, long = (float(np.median(times_s[f"{what}.{length}"])) for length in _LENGTHS)
         slopes[what] = (long - short) / (_LENGTHS[1] - _LENGTHS[0]) * 1e6
-    kernel = max(slopes["line"], _LEAST_US)
+    kernel = max(slopes["line"], LEAST_US)
     return {
         "kernel": Quantity(kernel, "us", "measured"),
-        "loop": Quantity(max(slopes["loop"] - 2 * kernel, _LEAST_US), "us", "measured"),
+        "loop": Quantity(max(slopes["loop"] - 2 * kernel, LEAST_US), "us", "measured"),
     }

@@ -104,7 +104,7 @@ def test_a_short_case_is_measured_by_turns_with_an_empty_program(monkeypatch):
 def test_a_batch_has_its_share_of_reading_a_window_of_which_few_are():
     """Batches of a quarter of a window: every fourth takes 20 s longer than the second of the others.
 
-    Of two fifths of a window the first, third, sixth, eighth, ... open one.
+    Where batches are two fifths of a window, the first, third, sixth, eighth, ... open one.
     """
 
     class Turn:
@@ -140,7 +140,7 @@ def test_a_stage_of_the_host_finds_the_caches_as_devices_leave_them(monkeypatch)
 
 
 def test_the_repeat_error_is_of_two_halves_of_the_passes():
-    """Of one size they take 4 and 1 us, and 2 us to start: twice as long. Of another one both take 1 us."""
+    """One size takes 4 us and 1 us, with 2 us to start: twice as long. Another one takes 1 us in both."""
     passes_s = [[4e-6, 1e-6, 4e-6, 1e-6], [1e-6, 1e-6, 1e-6], [7e-6]]
     assert calibrate._repeat(passes_s, 2e-6) == pytest.approx(2**0.5)
     assert calibrate._repeat([[7e-6]], 2e-6) is None
