@@ -25,7 +25,7 @@ import hypothesis
 import jax
 import pytest
 from jax._src import cache_key, compilation_cache
-from support import commands, light_compile
+from support import commands, light_compile, pictures
 from support.few_programs import few
 from support.shared_programs import shared
 from support.tiers import (  # noqa: F401  # hooks
@@ -41,6 +41,7 @@ from support.tiers import (  # noqa: F401  # hooks
 import recjax
 
 compile_cache.install(compilation_cache)
+pictures.keep()
 compile_cache.leave_out_devices(cache_key)
 # Processes that tests start take this checkout, whatever is installed, and sitecustomize.py from here.
 os.environ["PYTHONPATH"] = os.pathsep.join(

@@ -131,6 +131,7 @@ def serve(descriptor: int) -> None:
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"a fork would lack {len(threads) - 1} threads"
     garbage.collect_seldom()  # nor do forks
+    importlib.import_module("support.pictures").draw_first()
     connection = socket.socket(fileno=descriptor)
     while True:
         head, fds, _, _ = socket.recv_fds(connection, 8, 3)
