@@ -23,6 +23,11 @@ from recjax.embedding.buffers import initialise
 from recjax.train import state
 from recjax.train.trainer import Trainer
 
+# Settings of a training that enter no program: where it ends, what it reads in which order, and what it writes when.
+_APART = (
+    "steps", "epochs", "shuffle", "shuffle_blocks", "eval_every", "eval_batch_size", "choose_by", "patience", "workers",
+    "checkpoint_every", "checkpoint_copy", "keep_checkpoints", "log_every", "tensorboard", "trackers",
+)  # fmt: skip
 _PLAIN = {name: vars(Trainer)[name].func for name in ("step_program", "predict_program")}
 _programs: dict[Any, Any] = {}
 _tables: dict[Any, Any] = {}
@@ -33,6 +38,7 @@ def _program(name: str, trainer: Trainer) -> Any:
         return _PLAIN[name](trainer)
     config = json.loads(settings.to_json(trainer.config))
     del config["data"]
+    config["train"] = {name: value for name, value in config["train"].items() if name not in _APART}
     key = name, json.dumps(config), trainer.bound, trainer.mesh, nnx.graphdef(trainer.model), trainer.tasks
     if key not in _programs:
         _programs[key] = _PLAIN[name](trainer)
