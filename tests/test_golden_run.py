@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.commands import inside, lines_of
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.shared_programs, pytest.mark.light_compile, pytest.mark.few_programs]
 
 GOLDEN = Path(__file__).parent / "golden"
 EXPECTED = json.loads((GOLDEN / "run.json").read_text())

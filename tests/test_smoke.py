@@ -7,7 +7,7 @@ import pytest
 
 import recjax
 
-pytestmark = pytest.mark.few_programs
+pytestmark = [pytest.mark.few_programs, pytest.mark.light_compile(as_text=True)]
 
 SMALL = ("train.batch_size=256", "train.eval_every=15", "train.log_every=5", "mesh.platform=auto")
 

@@ -25,6 +25,8 @@ from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
 from recjax.train.trainer import build_trainer
 
+pytestmark = pytest.mark.light_compile(as_text=True)
+
 jax.devices()  # all that conftest.py asks for, before a config asks for fewer
 
 CONFIG = RunConfig(

@@ -17,6 +17,8 @@ from recjax.comms.replay_report import figures
 from recjax.comms.trace import COMPUTE, Event, Trace
 from recjax.errors import ConfigError, DataError
 
+pytestmark = pytest.mark.light_compile(as_text=True)
+
 
 def test_slots_by_hand():
     found = slots(by_hand())

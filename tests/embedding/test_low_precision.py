@@ -40,6 +40,8 @@ from recjax.train.step_inputs import place
 from recjax.train.table_specs import specs
 from recjax.train.trainer import build_trainer
 
+pytestmark = pytest.mark.light_compile(as_text=True)
+
 NARROW = {"dtype": "bfloat16"}
 AXES = ("host", "device")
 

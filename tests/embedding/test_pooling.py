@@ -12,6 +12,8 @@ from recjax.embedding.pooling import pool, sum_bags
 from recjax.embedding.routing.routed import FeatureRouting
 from recjax.embedding.spec import FeatureSpec
 
+pytestmark = pytest.mark.light_compile
+
 D = 3
 
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from recjax.data.synthetic.zipf import BoundedZipf
 from recjax.embedding.row_order import RowOrder, Split, row_at
 
+pytestmark = pytest.mark.light_compile
+
 LARGEST = 2**31 - 1
 EDGES = [1, 2, 3, 4, 5, 7, 4095, 4096, 4097, 5000, 8191, 8192, 8193, 12_289, 100_003]
 row_counts = st.one_of(st.integers(1, 9000), st.integers(9000, LARGEST), st.integers(LARGEST - 9000, LARGEST))

@@ -17,6 +17,8 @@ from recjax.planning.step_sizes import Buffer, Copies, Owned, Rows, StepSizes, V
 from recjax.train.planned import question
 from recjax.train.trainer import build_trainer
 
+pytestmark = pytest.mark.light_compile(as_text=True)
+
 H200 = open_machine("h200")
 SPEC = TableSpec("t", 1000, 16, RowWiseAdagrad(0.1))
 HOST = HostWork(512, 1, 1, 1, 1, 1, 8, 2)

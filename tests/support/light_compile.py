@@ -11,7 +11,8 @@ The last bit shows in float32 draws: 4% of the normal numbers with which dense l
 than those of users (XLA's float32 `erf_inv`), so that losses in float64 differ by about 1e-9 from theirs. From the same
 initial values they are equal to 1e-14: `tests/test_light_compile.py`. Compare numbers of one way to compile alone.
 
-Tests that read compiled programs, or measure them, take them as users do.
+Tests that read compiled programs have them `as_text`: LLVM alone does less, so that the text that XLA gives, and the
+memory that it says the program takes, are those of users' programs. Tests that measure programs take them as users do.
 """
 
 from __future__ import annotations
@@ -26,27 +27,23 @@ import jax
 from jax._src import compiler
 
 ASKED = "TESTS_LIGHT_COMPILE"  # the environment variable that asks for it in a process that a test starts
-OPTIMISED = "optimised"  # its value where LLVM optimises
+OPTIMISED, AS_TEXT = "optimised", "as_text"  # its values where LLVM optimises, and where texts are those of users
 _PLAIN = compiler.get_compile_options
 _FLAGS = [("xla_cpu_use_fusion_emitters", False), ("xla_cpu_parallel_codegen_split_count", 1)]
 
 
-def _options(optimised: bool, *args: Any, **kwargs: Any) -> Any:
+def _options(asked: str, *args: Any, **kwargs: Any) -> Any:
     made = _PLAIN(*args, **kwargs)
-    made.env_option_overrides = [*made.env_option_overrides, *_FLAGS]
-    if not optimised:
+    if asked != AS_TEXT:
+        made.env_option_overrides = [*made.env_option_overrides, *_FLAGS]
+    if asked != OPTIMISED:
         made.executable_build_options.debug_options.xla_backend_optimization_level = 0
     return made
 
 
-def stay(optimised: bool = False) -> None:
-    """Compiles so from now on: for a process of its own."""
-    compiler.get_compile_options = functools.partial(_options, optimised)
-
-
-def stay_as(asked: str) -> None:
-    """Compiles as a value of the environment variable says."""
-    stay(asked == OPTIMISED)
+def stay_as(asked: str = "yes") -> None:
+    """Compiles from now on as a value of the environment variable says: for a process of its own."""
+    compiler.get_compile_options = functools.partial(_options, asked)
 
 
 _mode = ""  # how the programs that JAX holds in this process were compiled: a value of the variable
@@ -56,7 +53,7 @@ def wanted(marker: Any) -> str:
     """The value of the environment variable for a module with this marker: "" without one."""
     if marker is None:
         return ""
-    return OPTIMISED if marker.kwargs.get("optimised") else "yes"
+    return next((name for name in (OPTIMISED, AS_TEXT) if marker.kwargs.get(name)), "yes")
 
 
 @contextlib.contextmanager

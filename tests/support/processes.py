@@ -18,7 +18,7 @@ from support import forked
 from support.commands import arrays, lines_of
 
 PROGRAM = "import sys; from recjax.cli.main import main; sys.exit(main())"
-_LIGHT = f"from support import light_compile; light_compile.stay(); {PROGRAM}"
+_LIGHT = f"from support import light_compile; light_compile.stay_as(); {PROGRAM}"
 
 
 def environment(processes: int, process: int, port: int, limit_s: int = 60) -> dict[str, str]:

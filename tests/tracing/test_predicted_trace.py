@@ -6,7 +6,7 @@ from support.commands import assert_refused, inside, write_preset
 from recjax.comms.formats import read_trace
 from recjax.comms.trace import COMPUTE
 
-pytestmark = pytest.mark.full  # it compiles a training step
+pytestmark = [pytest.mark.full, pytest.mark.light_compile(as_text=True)]  # it compiles a training step
 HOW = ("mesh.devices=2", "train.batch_size=128")
 
 

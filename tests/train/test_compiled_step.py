@@ -19,7 +19,7 @@ from recjax.embedding.plan import Plan, Segment
 from recjax.train.step import PLAIN, StepOptions
 from recjax.utils.lazy_arrays import load
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.light_compile(as_text=True)]
 
 
 @pytest.mark.smoke
