@@ -262,7 +262,7 @@ def test_a_killed_preparation_leaves_nothing_that_is_trusted(tmp_path):
             time.sleep(60)
         write(Path({str(tmp_path)!r}) / "out", {{"train": slow()}})
     """
-    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE)
+    child = forked.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE)
     assert child.stdout is not None
     with child.stdout:
         child.stdout.read(1)
@@ -285,7 +285,7 @@ def test_processes_that_prepare_at_once_do_not_disturb_each_other(tmp_path):
         for _ in range(5):
             write(Path({str(tmp_path)!r}) / "out").read("train", 2)
     """
-    children = [subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)]) for _ in range(3)]
+    children = [forked.Popen([sys.executable, "-c", textwrap.dedent(program)]) for _ in range(3)]
     assert [child.wait() for child in children] == [0, 0, 0]
     open_prepared(tmp_path / "out").verify()
     assert os.listdir(tmp_path) == ["out"]
@@ -302,7 +302,8 @@ def test_a_full_disk_is_one_clear_error_and_nothing_is_kept(tmp_path):
         with pytest.raises(TrainingError, match="cannot write prepared data to {tmp_path}/out.*free space"):
             write(Path({str(tmp_path)!r}) / "out")
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
+    with forked.Popen([sys.executable, "-c", textwrap.dedent(program)]) as process:
+        assert process.wait() == 0
     assert os.listdir(tmp_path) == []
 
 

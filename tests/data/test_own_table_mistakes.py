@@ -8,7 +8,7 @@ from support.commands import assert_refused, inside
 from recjax.data.datasets.own_table import Table, open_raw
 from recjax.errors import RecjaxError
 
-pytestmark = pytest.mark.light_compile
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 GOOD = {"user": ["a", "b", "a", "b"], "price": [1.0, 2.0, 3.0, 4.0], "day": [1, 2, 3, 4], "clicked": [0, 1, 1, 0]}
 

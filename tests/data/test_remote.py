@@ -20,7 +20,7 @@ from recjax.data.storage.run_snapshot import keep, open_kept
 from recjax.data.storage.uris import escapes, is_remote, place
 from recjax.errors import ConfigError, DataError
 
-pytestmark = pytest.mark.light_compile
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 URL = "gs://shop/prepared"
 

@@ -24,7 +24,7 @@ from recjax.errors import ConfigError, DataError
 from recjax.serving import rows as serving_rows
 from recjax.serving.faults import RowFaults
 
-pytestmark = pytest.mark.light_compile
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 ZONE = zoneinfo.ZoneInfo("America/New_York")
 FIRST = datetime.datetime(1995, 1, 1, tzinfo=datetime.UTC)
