@@ -26,7 +26,7 @@ from recjax.train.compile_only import abstract_inputs, abstract_state
 from recjax.train.run.folder import read_config
 from recjax.train.trainer import build_trainer
 
-pytestmark = pytest.mark.light_compile
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 PRESET = Path(__file__).with_name("history_preset.py")
 SHORT = ("train.steps=4", "train.log_every=1", "train.checkpoint_every=2")

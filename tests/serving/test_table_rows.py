@@ -15,7 +15,7 @@ from recjax.data.storage.blocks import open_prepared
 from recjax.serving import rows, table_rows
 from recjax.serving.faults import RowFaults
 
-pytestmark = pytest.mark.light_compile
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 SETTINGS = ("mesh.devices=1", "mesh.platform=cpu", "train.batch_size=64", "train.epochs=2", "embedding.dim=4")
 

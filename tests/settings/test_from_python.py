@@ -17,7 +17,7 @@ from recjax.errors import ConfigError
 from recjax.settings.from_python import texts
 from recjax.settings.overrides import assignments, override, to_json
 
-pytestmark = pytest.mark.light_compile
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 WANTED = ["seed=7", "train.epochs=2", "train.shuffle=false", "model.top=32-1", "embedding.init_scale=none"]
 

@@ -25,7 +25,7 @@ from recjax.sweep.file import read_sweep
 from recjax.train import preflight
 from recjax.train.run.folder import RunFolder, read_config
 
-pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 
 @pytest.fixture

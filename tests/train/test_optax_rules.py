@@ -17,7 +17,7 @@ from recjax.config.run import RunConfig
 from recjax.errors import ConfigError
 from recjax.settings import from_json, override, to_json
 
-pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from recjax.models.products import LayerShape, onednn_there
 from recjax.train.products import layer_shapes, set_products
 from recjax.train.trainer import build_trainer
 
-pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 BY_TABLE = "by table: 8 of 12 by kernels, the others by XLA"  # four layers, of different sizes
 MIXED = times(into_input={"kernels": 20.0, "xla": 10.0})

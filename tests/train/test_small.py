@@ -15,7 +15,7 @@ from recjax.errors import ConfigError
 from recjax.settings.overrides import from_json, to_json
 from recjax.sweep.file import read_sweep
 
-pytestmark = pytest.mark.light_compile
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 RECIPE = RunConfig(
     embedding=EmbeddingConfig(optimizer=Sgd(18.0)),

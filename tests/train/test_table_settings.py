@@ -22,7 +22,7 @@ from recjax.settings.named import Named
 from recjax.train.run.folder import changes
 from recjax.train.table_specs import dims, specs
 
-pytestmark = pytest.mark.light_compile
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 SCHEMA = Schema((), (Feature("C1", 50), Feature("C3", 50, None), Feature("user.id", 20, 2)))
 ADAGRAD = RowWiseAdagrad(0.03)

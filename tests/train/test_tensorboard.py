@@ -11,7 +11,7 @@ from recjax.errors import ConfigError, TrainingError
 from recjax.train.run.tensorboard import EventFile
 from recjax.train.run.writers import MetricsFile
 
-pytestmark = pytest.mark.light_compile
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 
 def scalars(folder):

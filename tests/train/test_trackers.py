@@ -13,7 +13,7 @@ from support.commands import SMALL, assert_refused, inside
 from recjax.errors import ConfigError, TrainingError
 from recjax.train.run.writers import MetricsFile, Trackers
 
-pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 
 def line(step, **more):
