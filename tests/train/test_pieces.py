@@ -11,9 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from support.commands import SMALL, assert_refused, inside, lines_of
 from support.contract import V, problem_of
-from support.few_programs import few
 from support.graphs import fetching
 from support.problems import Placed, Problem, trainer_of
 
@@ -100,7 +98,7 @@ def bits(case: str, pieces: int) -> list[Any]:
         ("one host", 3),
         pytest.param("one host", 2, marks=pytest.mark.wide),
         pytest.param("one host", 4, marks=pytest.mark.wide),
-        ("hosts and replicas", 3),
+        pytest.param("hosts and replicas", 3, marks=pytest.mark.wide),  # in float64: tests/multiprocess/test_equal.py
         pytest.param("without dedup", 4, marks=pytest.mark.wide),
         pytest.param("by devices", 2, marks=pytest.mark.wide),
         pytest.param("own values", 2, marks=pytest.mark.wide),
@@ -112,7 +110,8 @@ def test_no_bit_depends_on_the_number_of_pieces(case: str, pieces: int) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", ["one host", "hosts and replicas"])
+# Of two hosts the pieces are counted in tests/tracing/test_record.py, too.
+@pytest.mark.parametrize("case", ["one host", pytest.param("hosts and replicas", marks=pytest.mark.wide)])
 def test_each_all_to_all_of_rows_becomes_as_many_and_no_byte_is_added(case: str) -> None:
     others, lines = [], []
     for pieces in (1, 3):
@@ -180,23 +179,3 @@ def test_pieces_leave_nothing_out_and_differ_where_they_can(entries: int, pieces
     found = cuts(entries, pieces)
     assert [n for first, last in found for n in range(first, last)] == list(range(entries))
     assert [last - first for first, last in found] == lengths
-
-
-@pytest.mark.full
-def test_more_pieces_than_the_shortest_list_has_rows_are_refused(preset: Any, tmp_path: Any) -> None:
-    done = inside("train", preset, *SMALL, "embedding.exchange.pieces=9", "--out", tmp_path / "run")
-    assert_refused(done, 2, "pieces is 9; it must be 1 to 8")
-
-
-@pytest.mark.full
-def test_a_run_goes_on_in_another_number_of_pieces(preset: Any, tmp_path: Any) -> None:
-    ends = []
-    for first, then in (("1", "1"), ("3", "2")):
-        out = tmp_path / first
-        for steps, pieces in (("2", first), ("4", then)):
-            settings = (f"train.steps={steps}", "mesh.devices=2", f"embedding.exchange.pieces={pieces}")
-            with few():
-                done = inside("train", preset, *settings, "--out", out)
-            assert done.status == 0, done.err
-        ends.append([(line["step"], line["loss"]) for line in lines_of(out, "train")])
-    assert ends[0] == ends[1] and [step for step, _ in ends[0]] == [1, 2, 3, 4]

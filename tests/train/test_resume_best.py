@@ -33,6 +33,7 @@ def test_an_extended_run_has_no_trace_of_its_old_end(preset, tmp_path):
 
 EARLY = (
     *LONG[:3],
+    "mesh.devices=2",
     "train.epochs=20",
     "train.eval_every=10",
     "train.patience=3",
