@@ -104,17 +104,21 @@ def test_bits_are_those_of_rows_on_the_devices_and_a_run_goes_on_with_either(mon
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("devices", "cache_bytes", "plan"), [(1, 40_000, "row_wise"), (8, 14_000, "table_wise")])
+@pytest.mark.parametrize(
+    ("devices", "cache_bytes", "plan"),
+    [pytest.param(1, 40_000, "row_wise", marks=pytest.mark.wide), (8, 14_000, "table_wise")],
+)
 def test_bits_of_all_optimizers(devices: int, cache_bytes: int, plan: str, tmp_path: Path) -> None:
-    names = tuple(OPTIMIZERS)
-    problem = make(names)
-    losses, _, end = whole(names, devices, False, plan)
+    """Over two turns of the rows that batches name most."""
+    problem = make(tuple(OPTIMIZERS))
     on_disk: Any = {"dram_bytes": 9_000, "disk": str(tmp_path)} if devices > 1 else {}
     trainer = trainer_of(problem, devices, plan, cache_bytes=cache_bytes, **on_disk)
     assert len(trainer.bound.cached) == len(trainer.bound.groups)
-    state, found = trained(problem, trainer, trainer.init_state(), 0, STEPS)
-    assert found == losses
-    assert bits(trainer.export(state)) == end
+    found = []
+    for one in (trainer, trainer_of(problem, devices, plan)):
+        state, losses = trained(problem, one, one.init_state(), 0, 20)
+        found.append((losses, bits(one.export(state))))
+    assert found[0] == found[1]
 
 
 @pytest.mark.full
@@ -142,7 +146,10 @@ def test_bits_of_replica_groups_that_agree_in_each_step(
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("devices", "hot", "how"),
-    [(4, "hot", {"hosts": 2}), (8, "hot_per_host", {"hosts": 2, "replicas": 2, "pieces": 2})],
+    [
+        pytest.param(4, "hot", {"hosts": 2}, marks=pytest.mark.wide),
+        (8, "hot_per_host", {"hosts": 2, "replicas": 2, "pieces": 2}),
+    ],
 )
 def test_bits_over_hosts(devices: int, hot: str, how: dict[str, int], tmp_path: Path) -> None:
     """Rows travel in two steps, by relays that list slots; of one table one host has all rows, and hot rows none."""
@@ -160,7 +167,7 @@ def test_bits_over_hosts(devices: int, hot: str, how: dict[str, int], tmp_path: 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("devices", [2, pytest.param(8, marks=pytest.mark.wide)])
 def test_bits_of_pooled_vectors(devices: int) -> None:
     """One table sends rows, too, for it has a sequence; the vectors of the other are sums and means alone."""
     names = ("adagrad", "momentum")
@@ -215,7 +222,8 @@ def test_bits_with_caches_of_all_sizes(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("devices", "hosts"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.wide)])
+@pytest.mark.wide  # `test_bits_over_hosts` has rows in two pieces
+@pytest.mark.parametrize(("devices", "hosts"), [(2, 1), (4, 2)])
 def test_bits_with_rows_that_come_in_pieces(devices: int, hosts: int) -> None:
     problem = make(("adagrad", "momentum"), True)
     ends: list[Any] = []
@@ -230,7 +238,7 @@ def test_bits_with_rows_that_come_in_pieces(devices: int, hosts: int) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("devices", [pytest.param(n, marks=pytest.mark.wide) if n != 2 else n for n in (1, 2, 8)])
 def test_bits_with_caches_of_all_rows(devices: int, tmp_path: Path) -> None:
     """Over a disk that gets its rows from the checkpoint alone, since none leaves a cache before."""
     problem = make(("momentum",))

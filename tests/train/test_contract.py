@@ -83,10 +83,10 @@ def check(
         compare(result, oracle(tuple(table.name for table in problem.tables)), loss_rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.wide  # all placements are in the mixtures below
 @pytest.mark.parametrize(
     ("plan", "devices"),
-    [pytest.param(plan, 3, marks=[] if plan == "row_wise" else pytest.mark.wide) for plan in ON_ONE_HOST]
-    + [pytest.param(plan, n, marks=pytest.mark.wide) for plan, n in (("row_wise", 1), ("column_wise", 8))],
+    [*((plan, 3) for plan in ON_ONE_HOST), ("row_wise", 1), ("column_wise", 8)],
 )
 def test_every_optimizer_and_pooling_equals_the_oracle(plan: str, devices: int) -> None:
     check(make(), devices, plan)
@@ -122,6 +122,7 @@ def test_every_optimizer_where_owners_pool() -> None:
     check(make(), 4, plan, hosts=2)
 
 
+@pytest.mark.wide  # test_lines.py trains to the bits of rows
 def test_rows_in_lines_as_on_a_tpu() -> None:
     """Neighbours exchange rows and pooled vectors."""
     turn = itertools.cycle((Exchange(), Exchange(kind="pooled")))

@@ -81,7 +81,13 @@ def train(held: DenseSharding, bucket_mib: float, devices: int) -> Trained:
     return Trained(Result(losses, *by_row(trainer, state)), compiled, state, inputs, load(trainer.export(state)))
 
 
-CASES = [("replicated", KIB, 8), ("sharded", 0.0, 8), ("sharded", KIB, 3), ("sharded", KIB, 2), ("sharded", 0.0, 1)]
+CASES = [
+    ("replicated", KIB, 8),
+    ("sharded", 0.0, 8),
+    ("sharded", KIB, 3),
+    pytest.param("sharded", KIB, 2, marks=pytest.mark.wide),
+    ("sharded", 0.0, 1),
+]
 
 
 @pytest.mark.parametrize(("held", "bucket_mib", "devices"), CASES)

@@ -100,6 +100,7 @@ def equal_to_static(devices: int, *settings: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.wide
 def test_losses_and_rows_are_those_of_a_static_table() -> None:
     equal_to_static(2, "plan=row_wise")
 

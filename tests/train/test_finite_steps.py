@@ -33,7 +33,7 @@ def test_a_norm_that_overflows_is_not_finite_either() -> None:
 
 # Optimizer of the tables, of the dense part, plan, devices, and whose slots the squares of huge gradients overflow.
 OVERFLOWS = [
-    (ADAGRAD, optax.sgd(0.1), "row_wise", 8, "bad_slots"),
+    pytest.param(ADAGRAD, optax.sgd(0.1), "row_wise", 8, "bad_slots", marks=pytest.mark.wide),
     (ADAGRAD, optax.sgd(0.1), "column_wise", 3, "bad_slots"),
     (Adam(0.1), optax.sgd(0.1), "data_parallel", 2, "bad_slots"),
     (Adagrad(0.1, every_row=True), optax.sgd(0.1), "row_wise", 2, "bad_slots"),

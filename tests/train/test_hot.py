@@ -87,19 +87,26 @@ def oracle() -> Result:
     return run_oracle(make(), np.float64)
 
 
-# Each table meets each set here or in the next test, and pooled vectors lie beside sets of all sizes.
+# Also without those that are wide, each table meets each set here or in the next test. Pooled vectors lie beside sets
+# of all sizes.
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("devices", "first", "rest", "how"),
     [
-        (1, 0, 0, {}),
-        (2, 1, 2, {"pooled": True}),
+        pytest.param(1, 0, 0, {}, marks=pytest.mark.wide),
+        pytest.param(2, 1, 2, {"pooled": True}, marks=pytest.mark.wide),
         (3, 2, 1, {"dedup": False, "accumulate": 3, "pooled": True}),
         (8, 4, 3, {"hosts": 2, "replicas": 2, "pooled": True}),
         (4, 0, 2, {"hosts": 2, "placement": "hot_per_host"}),
-        (8, 1, 3, {"hosts": 2, "pooled": True, "placement": "hot_per_host"}),
-        (3, 3, 1, {"dedup": False, "accumulate": 3, "pooled": True, "placement": "hot_per_host"}),
-        (8, 2, 4, {"hosts": 2, "replicas": 2, "placement": "hot_per_host"}),
+        pytest.param(8, 1, 3, {"hosts": 2, "pooled": True, "placement": "hot_per_host"}, marks=pytest.mark.wide),
+        pytest.param(
+            3,
+            3,
+            1,
+            {"dedup": False, "accumulate": 3, "pooled": True, "placement": "hot_per_host"},
+            marks=pytest.mark.wide,
+        ),
+        pytest.param(8, 2, 4, {"hosts": 2, "replicas": 2, "placement": "hot_per_host"}, marks=pytest.mark.wide),
     ],
     ids=["one", "two", "three", "replicas", "2x2 hosts", "2x4 hosts", "one host", "replicas of 2x2 hosts"],
 )

@@ -29,7 +29,11 @@ MODELS: dict[str, Any] = {
     "deepfm": DeepFMConfig((8, 1), Sgd(0.3)),
     "wide_deep": WideDeepConfig((8, 1)),
 }
-CASES = [(name, dense) for name in MODELS for dense in (3, 0)]
+# Without dense features the forward passes of the others are in tests/models/test_formulas.py.
+CASES = [
+    *((name, 3) for name in MODELS),
+    *(pytest.param(name, 0, marks=[] if name == "dlrm" else pytest.mark.wide) for name in MODELS),
+]
 
 
 @functools.cache

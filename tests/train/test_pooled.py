@@ -104,10 +104,10 @@ def oracle() -> Result:
 @pytest.mark.parametrize(
     ("devices", "first", "how"),
     [
-        (1, 0, {}),
+        pytest.param(1, 0, {}, marks=pytest.mark.wide),
         pytest.param(2, 0, {}, marks=pytest.mark.wide),
-        (3, 3, {"dedup": False}),
-        (4, 5, {"hosts": 2, "accumulate": 3}),
+        (3, 3, {"dedup": False, "accumulate": 3}),
+        pytest.param(4, 5, {"hosts": 2, "accumulate": 3}, marks=pytest.mark.wide),
         (8, 4, {"hosts": 2, "replicas": 2}),
         (4, 1, {"hosts": 2, "rows_of": 1}),
     ],
@@ -137,6 +137,7 @@ def test_sums_by_segments_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         compare(run_sharded(make(), 2, plan(2, 0), np.float64), oracle(), loss_rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.wide  # so are two programs in `test_routing_on_the_devices_gives_the_same`
 def test_two_runs_are_equal_to_the_bit() -> None:
     placed = Placed.of(make(), trainer_of(make(), 3, plan(3, 1)))
     ends = [load(placed.trainer.export(placed.steps(placed.start()))) for _ in range(2)]

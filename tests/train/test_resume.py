@@ -26,7 +26,13 @@ from support.resuming import (
     steps_kept,
 )
 
-pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_compile, pytest.mark.few_programs]
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.multiprocess,
+    pytest.mark.light_compile,
+    pytest.mark.few_programs,
+    pytest.mark.shared_programs,
+]
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +52,7 @@ def test_the_undisturbed_run_visits_every_sample_once_an_epoch(undisturbed):
     assert steps_of(undisturbed, "validation") == [15, 30, 40]
 
 
+@pytest.mark.wide  # the next two kill at all places that differ
 def test_kill_9_at_random_moments(preset, undisturbed, tmp_path):
     seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
     print(f"seed {seed}")

@@ -105,14 +105,14 @@ def oracle() -> Result:
     return run_oracle(make(), np.float64)
 
 
-# Each table meets most of the eight ways in one of these.
+# Each of the eight ways is met in one of those that are not wide.
 @pytest.mark.parametrize(
     ("devices", "first", "how"),
     [
-        (1, 0, {}),
-        (2, 1, {}),
+        pytest.param(1, 0, {}, marks=pytest.mark.wide),
+        pytest.param(2, 1, {}, marks=pytest.mark.wide),
         (3, 7, {"dedup": False}),
-        (4, 3, {"hosts": 2}),
+        (4, 2, {"hosts": 2}),
         (8, 5, {"hosts": 2, "replicas": 2}),
     ],
 )
@@ -181,13 +181,18 @@ def test_pooled_bits_equal_those_of_undivided_tables() -> None:
                 assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), name
 
 
+@pytest.mark.wide  # so are three programs in `test_bits_do_not_depend_on_slots`
 def test_two_runs_are_equal_to_the_bit() -> None:
     placed = Placed.of(make(), trainer_of(make(), 3, split_plan(3, 1)))
     ends = [load(placed.trainer.export(placed.steps(placed.start()))) for _ in range(2)]
     assert jax.tree.map(np.ndarray.tobytes, ends[0]) == jax.tree.map(np.ndarray.tobytes, ends[1])
 
 
-@pytest.mark.parametrize(("devices", "plan", "how"), [(3, 3, {}), (8, 1, {"hosts": 2})], ids=["three", "hosts"])
+@pytest.mark.parametrize(
+    ("devices", "plan", "how"),
+    [pytest.param(3, 3, {}, marks=pytest.mark.wide), (8, 1, {"hosts": 2})],
+    ids=["three", "hosts"],
+)
 def test_rows_in_any_slot_equal_the_oracle(devices: int, plan: int, how: dict[str, int]) -> None:
     """A random permutation of the slots of every part, resumed in the middle under another one and another plan."""
     problem = make()
@@ -213,7 +218,7 @@ def test_bits_do_not_depend_on_slots() -> None:
     )
     problem = dataclasses.replace(problem, tables=tables)
     ends = []
-    for mapped, ahead in ((None, 0), (1, 0), (2, 1), (3, 4)):
+    for mapped, ahead in ((None, 0), (1, 0), (2, 4)):
         trainer = trainer_of(problem, 2, split_plan(2, 3), mapped=mapped)
         stages = () if mapped is None else (SlotLookup(trainer.bound, trainer.maps, ahead),)
         routed = [trainer.route(batch, B) for batch in problem.batches]
@@ -223,7 +228,7 @@ def test_bits_do_not_depend_on_slots() -> None:
             state, metrics = trainer.train_step(state, inputs)
             assert bool(metrics["ok"])
         ends.append(jax.tree.map(np.ndarray.tobytes, load(trainer.export(state))))
-    assert ends[1:] == ends[:1] * 3
+    assert ends[1:] == ends[:1] * 2
 
 
 def test_rows_split_by_columns_send_two_floats_for_each_row_asked_for() -> None:

@@ -156,7 +156,13 @@ def oracle() -> Result:
 
 
 @pytest.mark.parametrize(
-    ("devices", "how"), [(1, {}), (2, {"held": "sharded"}), (3, {"bucket_mib": 1e-4}), (8, {"hosts": 2, "replicas": 2})]
+    ("devices", "how"),
+    [
+        pytest.param(1, {}, marks=pytest.mark.wide),
+        (2, {"held": "sharded"}),
+        pytest.param(3, {"bucket_mib": 1e-4}, marks=pytest.mark.wide),
+        (8, {"hosts": 2, "replicas": 2}),
+    ],
 )
 def test_tasks_with_batch_norm_and_dropout_equal_the_truth_on_any_mesh(devices: int, how: dict[str, Any]) -> None:
     with jax.enable_x64(True):
