@@ -18,14 +18,14 @@ SETTINGS = ["compute_dtype=float64", "data.zipf=0", "train.steps=50", "train.che
 def test_four_processes_then_two_then_one(tmp_path: Path) -> None:
     """One of four is killed; one of two is asked to stop; one process finishes. No sample is lost or trained twice."""
     preset, out = write_preset(tmp_path), tmp_path / "run"
-    four = Job(out, preset, [*SETTINGS, "mesh.devices=8", "plan=row_wise"], 4, limit_s=20)
+    four = Job(out, preset, [*SETTINGS, "mesh.devices=4", "plan=row_wise"], 4, limit_s=20)
     four.wait_for(lambda: four.step() > 5)
     os.kill(four.worker(2), signal.SIGKILL)
     assert four.wait(60) == [4] * 4, four.tail()
     said = " ".join(four.messages())
     assert "process 2 was ended by SIGKILL" in said and "goes on" in said
     assert "Traceback" not in four.tail()
-    two = Job(out, preset, [*SETTINGS, "mesh.devices=4", "plan=table_wise"], 2, limit_s=30)
+    two = Job(out, preset, [*SETTINGS, "mesh.devices=2", "plan=table_wise"], 2, limit_s=30)
     two.wait_for(lambda: two.step() > 15)
     two.processes[1].send_signal(signal.SIGTERM)
     assert two.wait(60) == [143] * 2, two.tail()

@@ -27,17 +27,17 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_they_get_the_numbers_of_one_and_resume_as_more_with_other_hot_rows(alone: Path, tmp_path: Path) -> None:
-    """Two processes, each a host with a copy, stop within a period; four with copies on each device go on in another.
+def test_they_get_the_numbers_of_one_and_resume_with_other_hot_rows(alone: Path, tmp_path: Path) -> None:
+    """Each a host with a copy, they stop within a period, and go on in another as two replica groups.
 
-    These are in two replica groups.
+    Then each of two devices has a copy.
     """
     preset, out = write_preset(tmp_path), tmp_path / "run"
-    two = [*COMMON, *MANY, "mesh.devices=4", "mesh.hosts=2", "plan=table_row_wise", "train.steps=13"]
-    two.append("embedding.hot.copies=host")
-    train_together(2, out, preset, two)
-    four = [*COMMON, *FEW, "mesh.devices=4", "mesh.replicas=2", "plan=column_wise", "train.steps=24"]
-    train_together(4, out, preset, four)
+    hosts = [*COMMON, *MANY, "mesh.devices=4", "mesh.hosts=2", "plan=table_row_wise", "train.steps=13"]
+    hosts.append("embedding.hot.copies=host")
+    train_together(2, out, preset, hosts)
+    groups = [*COMMON, *FEW, "mesh.devices=4", "mesh.replicas=2", "plan=column_wise", "train.steps=24"]
+    train_together(2, out, preset, groups)
     assert steps_of(out, "train") == list(range(1, 25))
     assert_equal(alone, out, 1e-9)
 

@@ -35,7 +35,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("processes", "how"),
-    [pytest.param(2, ["mesh.hosts=2"], marks=pytest.mark.wide), (4, ["mesh.replicas=2"])],
+    [(2, ["mesh.hosts=2"]), pytest.param(4, ["mesh.replicas=2"], marks=pytest.mark.wide)],
     ids=["two hosts", "two replica groups"],
 )
 def test_they_get_the_numbers_of_one(processes: int, how: list[str], alone: Path, tmp_path: Path) -> None:

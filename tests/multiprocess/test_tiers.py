@@ -127,7 +127,8 @@ HOW = {
 }
 
 
-@pytest.mark.parametrize("how", [next(iter(HOW)), *(pytest.param(k, marks=pytest.mark.wide) for k in [*HOW][1:])])
+@pytest.mark.wide  # over hosts, beside hot rows and with pooled vectors by one process: tests/tiers/test_training.py
+@pytest.mark.parametrize("how", HOW)
 def test_four_devices(how: str, tmp_path: Path) -> None:
     preset, (processes, settings) = write_preset(tmp_path), HOW[how]
     overrides = [*COMMON, "mesh.devices=4", *settings]
