@@ -109,9 +109,8 @@ if os.geteuid() == 0 and "POWERLESS" not in os.environ:
     for capability in (1, 2):  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, by which root may read and write anything
         ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP, in force from the next exec on
     os.execve(sys.executable, sys.orig_argv, os.environ | {"POWERLESS": "1"})
-from support import few_programs, light_compile
+from support import few_programs
 from support.commands import inside
-light_compile.stay_as()
 few_programs.stay_as()
 commands = [] if os.access(sys.argv[1], os.W_OK) else json.loads(sys.argv[2])
 print(json.dumps([dataclasses.asdict(inside(*command)) for command in commands]))

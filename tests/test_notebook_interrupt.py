@@ -11,8 +11,12 @@ from support.commands import lines_of, write_preset
 pytestmark = pytest.mark.full
 
 STEPS = 200
+# Compiled lightly: what the cell trains is of no account.
 CELL = """
 import recjax
+from support import few_programs, light_compile
+light_compile.stay_as()
+few_programs.stay_as()
 config = recjax.load({preset!r}, "train.steps={steps}", "mesh.devices=1", "train.eval_every=100")
 summary = recjax.fit(config, {run!r})
 print("steps", summary["steps"])

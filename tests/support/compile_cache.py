@@ -22,6 +22,7 @@ from typing import Any
 from recjax.utils import program_cache
 
 TOP = "RECJAX_TESTS_CACHE"  # where to, instead of the user's cache folder
+ASKED = "TESTS_LIGHT_COMPILE"  # says how programs are compiled: see `support.light_compile`
 _KEEP = 14 * program_cache.DAY
 WAIT_S = 30.0  # for the process that compiles a program of several
 
@@ -65,6 +66,8 @@ def install(module: Any) -> None:
 def share(module: Any) -> None:
     """Lets processes that train together compile each program once: given `jax._src.compiler`, just imported.
 
+    A process that a test with light programs starts compiles lightly, too.
+
     Each keeps the programs of its own devices; by JAX only the first process writes any. A program of all of them is
     compiled by the first one, for which the others wait. The key is made of the program: a process that has another one
     does not find it, and compiles its own when it has waited for long enough.
@@ -84,6 +87,10 @@ def share(module: Any) -> None:
         return found
 
     module._cache_read = wait_and_read
+    if asked := os.environ.get(ASKED):  # as the test that starts this process compiles
+        from support import light_compile  # which imports `module`
+
+        light_compile.stay_as(asked)
 
 
 def leave_out_devices(module: Any) -> None:

@@ -59,6 +59,7 @@ class _Server:
         self.environment = dict(os.environ)
         # So that the malloc of a fork is that of a command whose GLIBC_TUNABLES are set, and that there is one thread.
         environment = self.environment | {"GLIBC_TUNABLES": "", "OPENBLAS_NUM_THREADS": "1"}
+        environment.pop(light_compile.ASKED, None)  # each fork is asked
         program = f"from support import forked; forked.serve({other.fileno()})"
         self.process = subprocess.Popen(
             [sys.executable, "-c", program], env=environment, pass_fds=[other.fileno()], stdin=subprocess.DEVNULL

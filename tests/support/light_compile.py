@@ -26,7 +26,8 @@ from typing import Any
 import jax
 from jax._src import compiler
 
-ASKED = "TESTS_LIGHT_COMPILE"  # the environment variable that asks for it in a process that a test starts
+from support.compile_cache import ASKED
+
 OPTIMISED, AS_TEXT = "optimised", "as_text"  # its values where LLVM optimises, and where texts are those of users
 _PLAIN = compiler.get_compile_options
 _FLAGS = [("xla_cpu_use_fusion_emitters", False), ("xla_cpu_parallel_codegen_split_count", 1)]

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from support import forked
 from support.problems import to_host
 
 from recjax.config.presets import load
@@ -137,8 +138,10 @@ def test_a_process_ends_well_after_the_program_under_way() -> None:
         "ahead.need({'a': 1}); ahead.foresee({}, SimpleNamespace(next_capacities={'a': 2}))\n"
         "time.sleep(0.5); ahead.close(); print('done', flush=True)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
-    assert done.stdout.split() == ["begun", "done", "compiled"] and "Error" not in done.stderr
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with forked.Popen([sys.executable, "-c", code], **pipes) as process:
+        out, err = process.communicate(timeout=100)
+    assert process.returncode == 0 and out.split() == ["begun", "done", "compiled"] and "Error" not in err
 
 
 def test_the_next_sizes_are_those_that_a_batch_beyond_the_fullest_takes() -> None:
