@@ -14,6 +14,8 @@ from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan, check_plan
 from recjax.embedding.spec import TableSpec
 
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
+
 PLAN = "guides/placement.md"
 
 

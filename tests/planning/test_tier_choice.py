@@ -27,7 +27,7 @@ from recjax.train.table_specs import specs
 from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils.lazy_arrays import load
 
-pytestmark = pytest.mark.light_compile(optimised=True)
+pytestmark = pytest.mark.light_compile
 
 STEPS = 12
 SETTINGS = ("data.rows=6000,300,4000", "data.ids_per_bag=1,0,3", "data.weighted=false", "data.train_rows=16384",
