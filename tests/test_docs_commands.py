@@ -130,7 +130,16 @@ def runnable(page):
 
 
 AGAIN = ("README.md", "docs/index.md")  # of which other pages have all commands
-WIDE = ("foresight.md", "replica_groups.md", "optimizers.md", "several_labels.md")  # they take the longest
+# They take the longest. `recjax bench` of tuning.md is also in kernels.md.
+WIDE = (
+    "foresight.md",
+    "replica_groups.md",
+    "optimizers.md",
+    "several_labels.md",
+    "tiers.md",
+    "dynamic_ids.md",
+    "tuning.md",
+)
 PAGES = [page for page in pages() if runnable(page) and str(page.relative_to(ROOT)) not in AGAIN]
 
 

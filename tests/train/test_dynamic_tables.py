@@ -185,7 +185,7 @@ def test_raw_ids_need_such_tables() -> None:
 @pytest.mark.multiprocess
 def test_a_killed_run_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     command = ("train", "synthetic", *SMALL, *DLRM, *TIGHT, "mesh.devices=2", "train.checkpoint_every=20")
-    command = (*command, "train.log_every=1", "train.steps=240")
+    command = (*command, "train.log_every=1", "train.steps=120")
     assert outside(*command, "--out", tmp_path / "whole").status == 0
     killed = tmp_path / "killed"
     with start(*command, "--out", killed) as process:
@@ -195,9 +195,9 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
         process.communicate()
     assert process.returncode == -signal.SIGKILL
     steps = [int(path.name) for path in (killed / "checkpoints").iterdir() if path.name.isdigit()]
-    assert 0 < max(steps) < 240
+    assert 0 < max(steps) < 120
     assert outside(*command, "--out", killed).status == 0
-    assert_same_arrays(arrays(killed, 240), arrays(tmp_path / "whole", 240))
+    assert_same_arrays(arrays(killed, 120), arrays(tmp_path / "whole", 120))
     for line, truth in zip(lines_of(killed, "train"), lines_of(tmp_path / "whole", "train"), strict=True):
         assert {**line, "samples_per_s": 0} == {**truth, "samples_per_s": 0}
     done = outside("predict", killed, "--input", tmp_path, "--out", tmp_path / "scores.csv")

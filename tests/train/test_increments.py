@@ -131,7 +131,10 @@ def named_in(problem: Problem, phases: range) -> np.ndarray:
     return np.unique(np.concatenate([batch.bags["x"].ids for batch in batches]))
 
 
-@pytest.mark.parametrize("devices", [1, *(pytest.param(n, marks=pytest.mark.full) for n in (2, 8))])
+@pytest.mark.parametrize(
+    "devices",
+    [1, pytest.param(2, marks=[pytest.mark.full, pytest.mark.wide]), pytest.param(8, marks=pytest.mark.full)],
+)
 def test_they_hold_the_rows_that_changed_and_restore_the_bits_of_a_run_without(
     devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,12 +9,25 @@ import recjax
 pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
 
 
+# Where tables have few rows, few samples are enough.
+SMALL = ("data.rows=60,50,40,20", "data.train_rows=100000", "train.epochs=3", "train.batch_size=512",
+         "data.test_rows=30000", "data.validation_rows=10000")  # fmt: skip
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("preset", "devices"), [pytest.param("synthetic", 8, marks=pytest.mark.wide), ("synthetic_multihot", 2)]
+    ("preset", "settings"),
+    [
+        pytest.param("synthetic", ("mesh.devices=8",), marks=pytest.mark.wide),
+        pytest.param("synthetic_multihot", ("mesh.devices=2",), marks=pytest.mark.wide),
+        ("synthetic_multihot", ("mesh.devices=1", *SMALL)),
+    ],
+    ids=["synthetic", "synthetic_multihot", "small"],
 )
-def test_a_run_comes_within_a_hundredth_of_the_planted_optimum(preset: str, devices: int, tmp_path: Path) -> None:
-    summary = recjax.fit(recjax.load(preset, f"mesh.devices={devices}"), tmp_path / "run")
+def test_a_run_comes_within_a_hundredth_of_the_planted_optimum(
+    preset: str, settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    summary = recjax.fit(recjax.load(preset, *settings), tmp_path / "run")
     best = summary["references"]["best possible"]
     assert 0.75 < best < 0.85
     assert best - 0.01 < summary["eval"]["auc"] < best + 0.01
