@@ -34,7 +34,7 @@ def _once(draw: Callable[..., None], module: ModuleType) -> Callable[..., None]:
 
 def keep() -> None:
     """Does so from now on, in this process and in forks of it."""
-    setattr(main, "draw_curves", _once(main.draw_curves, curves))  # noqa: B010
+    setattr(main, "draw_curves", _once(curves.draw_curves, curves))  # noqa: B010
     setattr(calibration, "draw", _once(calibration.draw, calibration))  # noqa: B010
 
 
@@ -46,7 +46,7 @@ def draw_first() -> None:
                  for step in (1, 2) for split in ("train", "validation")]  # fmt: skip
         metrics = Path(folder) / "metrics.jsonl"
         metrics.write_text("\n".join(map(json.dumps, lines)))
-        main.draw_curves(metrics, Path(folder) / "curves.png", "a run")
+        vars(main)["draw_curves"](metrics, Path(folder) / "curves.png", "a run")
         point = {"predicted": 0.5, "observed": 0.5, "samples": 9, "weight": 9.0}
         report = {"samples": 9, "calibration_curve": [point], "predictions": [0] * calibration.PREDICTION_BINS}
         calibration.draw({"test": report}, Path(folder) / "calibration.png", "a run")
