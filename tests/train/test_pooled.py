@@ -149,14 +149,13 @@ def test_a_run_goes_on_with_another_kind_on_another_mesh() -> None:
     with jax.enable_x64(True):
         first = Placed.of(problem, trainer_of(problem, 3, plan(3, 0), np.float64))
         half = load(first.trainer.export(first.steps(first.start(), last=2)))
-        for devices, then in ((2, "row_wise"), (4, plan(4, 5))):
-            placed = Placed.of(problem, trainer_of(problem, devices, then, np.float64))
-            state, losses = placed.trainer.restore(half, 2), []
-            for inputs in placed.inputs[2:]:
-                state, metrics = placed.trainer.train_step(state, inputs)
-                losses.append(float(metrics["loss"]))
-            truth = dataclasses.replace(oracle(), losses=oracle().losses[2:])
-            compare(Result(losses, *by_row(placed.trainer, state)), truth, loss_rtol=1e-9, atol=1e-9)
+        placed = Placed.of(problem, trainer_of(problem, 2, "row_wise", np.float64))
+        state, losses = placed.trainer.restore(half, 2), []
+        for inputs in placed.inputs[2:]:
+            state, metrics = placed.trainer.train_step(state, inputs)
+            losses.append(float(metrics["loss"]))
+        truth = dataclasses.replace(oracle(), losses=oracle().losses[2:])
+        compare(Result(losses, *by_row(placed.trainer, state)), truth, loss_rtol=1e-9, atol=1e-9)
 
 
 def test_routing_on_the_devices_gives_the_same() -> None:

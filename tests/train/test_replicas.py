@@ -64,7 +64,10 @@ PLACED = ("column_wise", "data_parallel", "row_wise", "table_wise")
 MIXED = Plan({f"sparse_{i}": (Segment(placement),) for i, placement in enumerate(PLACED)})
 
 
-@pytest.mark.parametrize(("devices", "replicas", "optimizer"), [(4, 2, ADAGRAD), (8, 4, Adam(0.01))])
+@pytest.mark.parametrize(
+    ("devices", "replicas", "optimizer"),
+    [pytest.param(4, 2, ADAGRAD, marks=pytest.mark.wide), (8, 4, Adam(0.01))],
+)
 def test_synchronous_groups_give_the_numbers_of_any_mesh(devices: int, replicas: int, optimizer: Any) -> None:
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         result = run_sharded(make(optimizer), devices, MIXED, np.float64, replicas=replicas)
@@ -114,11 +117,18 @@ def test_the_collectives_are_those_of_one_group_and_one_exchange_between_groups(
     assert found["grad_exchange", "all-to-all"][0][1] == 4 * C * D * 4
 
 
-@pytest.mark.parametrize(("devices", "hosts"), [(8, 1), (8, 2)])
-@pytest.mark.parametrize("plan", [MIXED, "row_wise"])
-def test_devices_route_to_owners_of_their_own_group(devices: int, hosts: int, plan: Any) -> None:
+@pytest.mark.parametrize(
+    ("hosts", "plan"),
+    [
+        (1, MIXED),
+        (2, "row_wise"),
+        pytest.param(1, "row_wise", marks=pytest.mark.wide),
+        pytest.param(2, MIXED, marks=pytest.mark.wide),
+    ],
+)
+def test_devices_route_to_owners_of_their_own_group(hosts: int, plan: Any) -> None:
     made = make(steps=3)
-    placed = built(made, devices, 2, plan, hosts=hosts)
+    placed = built(made, 8, 2, plan, hosts=hosts)
     counted = route_device.count_ids(made.batches[1], placed.trainer.bound, B)
     features = route_device.pack_ids(counted, placed.trainer.bound, placed.capacities, np.float32)
     located, needs = route_device.make_sort(placed.trainer.bound, placed.trainer.mesh)(features)
@@ -267,7 +277,7 @@ def test_seeds_of_their_own_give_each_group_the_tables_of_its_seed(apart: tuple[
                 np.testing.assert_array_equal(rows, np.asarray(truth))
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("precision", [pytest.param("bfloat16", marks=pytest.mark.wide), "int8"])
 def test_averages_in_fewer_bytes_are_means_of_what_was_sent(precision: Any) -> None:
     trainer = trainer_of(make(), 2, replicas=2, independent=True)
     state = dataclasses.replace(trainer, config=RunConfig(train=TrainConfig(**OWN))).init_state()
