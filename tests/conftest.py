@@ -41,7 +41,6 @@ from support.tiers import (  # noqa: F401  # hooks
 import recjax
 
 compile_cache.install(compilation_cache)
-pictures.keep()
 compile_cache.leave_out_devices(cache_key)
 # Processes that tests start take this checkout, whatever is installed, and sitecustomize.py from here.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -70,6 +69,12 @@ def float32_again() -> Iterator[None]:
     yield
     if jax.config.read("jax_enable_x64") and not before:
         jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pictures_once() -> None:
+    """Draws those of commands once. Modules that are collected have the functions that draw."""
+    pictures.keep()
 
 
 @pytest.fixture(scope="module", autouse=True)
