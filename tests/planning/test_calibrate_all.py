@@ -28,6 +28,7 @@ def test_a_quick_calibration_has_all_classes(sizes, tmp_path, monkeypatch):
     if sizes == "last":
         for plain in (kernel_cases, host_cases, reuse_cases):
             monkeypatch.setattr(calibrate, plain.__name__, lambda *of, plain=plain: last(plain(*of)))
+        monkeypatch.setattr("recjax.planning.host_cases._WINDOW", 2**13)  # samples that are read to open the next one
     monkeypatch.setattr(calibrate, "QUICK", dataclasses.replace(calibrate.QUICK, passes=1, case_s=0.0))
     short = next(in_training.references(True))
     short = dataclasses.replace(short, train=dataclasses.replace(short.train, batch_size=64))
