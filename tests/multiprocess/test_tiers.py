@@ -72,6 +72,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.wide  # over a disk, two are compared with the same run in the next test
 def test_two_processes_in_memory_as_one(whole: Path, tmp_path: Path) -> None:
     preset = write_preset(tmp_path)
     for processes in (1, 2):

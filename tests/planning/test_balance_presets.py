@@ -113,7 +113,7 @@ def test_mlperfs_tables(preset: str, overrides: list[str], devices: int) -> None
     assert max(loads[key]["imbalance"] for key in ALL_LOADS) <= GOOD_ENOUGH
 
 
-@pytest.mark.parametrize("devices", [128, 1024])
+@pytest.mark.parametrize("devices", [128, pytest.param(1024, marks=pytest.mark.wide)])
 def test_twelve_trillion_parameters(devices: int) -> None:
     plan, loads, _ = balanced("bench_model_f", devices, "embedding.exchange.kind=rows")
     assert len(plan.tables) == 22

@@ -53,8 +53,9 @@ def test_equals_the_oracle(made):
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("quantize", "overrides"),
-    [("none", TASKS), ("bfloat16", ()), ("int8", ()), ("int4", ("embedding.dim=5", "model.interaction=cat")),
-     ("none", ("model=deepfm",)), ("none", ("model=dcnv2",)),
+    [("none", TASKS), ("bfloat16", ()), pytest.param("int8", (), marks=pytest.mark.wide),
+     ("int4", ("embedding.dim=5", "model.interaction=cat")),
+     pytest.param("none", ("model=deepfm",), marks=pytest.mark.wide), ("none", ("model=dcnv2",)),
      ("none", ("embedding.dtype=bfloat16", "model=wide_deep"))],
 )  # fmt: skip
 def test_models_and_encodings(tmp_path, quantize, overrides):
@@ -293,7 +294,7 @@ assert not [name for name in sys.modules if name.partition(".")[0] in sys.argv[4
 @pytest.mark.parametrize(
     ("preset", "overrides"),
     [
-        ("movietweetings", ("train.steps=20",)),
+        pytest.param("movietweetings", ("train.steps=20",), marks=pytest.mark.wide),
         ("synthetic_multihot", (*ROWS, "train.batch_size=32", "mesh.devices=2")),
         (
             "synthetic_tasks",

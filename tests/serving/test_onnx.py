@@ -41,8 +41,8 @@ def test_equals_the_oracle(tmp_path):
     ("quantize", "overrides"),
     [
         ("none", TASKS),
-        ("none", ("model=ple", "data.labels=binary,number")),
-        ("none", ("model=shared_bottom", "data.labels=binary,number")),
+        pytest.param("none", ("model=ple", "data.labels=binary,number"), marks=pytest.mark.wide),
+        pytest.param("none", ("model=shared_bottom", "data.labels=binary,number"), marks=pytest.mark.wide),
         ("bfloat16", ("model.interaction=cat", "model.batch_norm=true", "data.dense=0")),
         ("int4", ("embedding.dim=5", "model.interaction_itself=true")),
         ("none", ("model=deepfm",)),

@@ -122,7 +122,7 @@ def test_bits_of_all_optimizers(devices: int, cache_bytes: int, plan: str, tmp_p
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("hot", [False, True])
+@pytest.mark.parametrize("hot", [pytest.param(False, marks=pytest.mark.wide), True])
 def test_bits_of_replica_groups_that_agree_in_each_step(
     hot: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,7 +112,7 @@ def test_losses_and_rows_are_those_of_a_static_table() -> None:
         pytest.param(1, ("plan=row_wise",), marks=pytest.mark.wide),
         (3, ("plan=column_wise",)),
         (8, ("plan=row_wise", "embedding.optimizer=adam", *DEEPFM)),
-        (2, ("plan=data_parallel",)),
+        pytest.param(2, ("plan=data_parallel",), marks=pytest.mark.wide),
     ],
 )
 @pytest.mark.full

@@ -53,7 +53,10 @@ def emulated(
     return out_P
 
 
-@pytest.mark.parametrize(("placement", "how"), [("row_wise", {"hosts": 2}), ("table_wise", {"replicas": 2})])
+@pytest.mark.parametrize(
+    ("placement", "how"),
+    [("row_wise", {"hosts": 2}), pytest.param("table_wise", {"replicas": 2}, marks=pytest.mark.wide)],
+)
 def test_nothing_but_padding_stays_behind(placement: str, how: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     ends: list[Any] = []
     sent: list[Any] = []

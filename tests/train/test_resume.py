@@ -169,7 +169,8 @@ checkpoints.array_store.write = write
 """
 
 
-@pytest.mark.parametrize("copy", ["always", "never"])
+# Kills within a save are in test_checkpoint_processes.py; that both ways save the same bits, in test_loop.py.
+@pytest.mark.parametrize("copy", ["always", pytest.param("never", marks=pytest.mark.wide)])
 def test_kill_9_while_a_checkpoint_is_being_written(preset, undisturbed, tmp_path, copy):
     """From a copy, so that training goes on meanwhile, and straight from the devices."""
     run = tmp_path / "run"
