@@ -114,7 +114,8 @@ class References:
 
         CPU time is compared first: kernels and host stages get the ratio with which the sum of both is nearest, in
         least squares of relative errors, for not all threads that work for the host run Python. By the clock a step
-        takes longer than so much CPU time needs, and `step_in_training` is by how much.
+        takes longer than so much CPU time needs, and `step_in_training` is by how much, in the geometric mean, as
+        `slower` compares these models.
 
         Args:
           machine: whose devices compute on the cores of the host, without such ratios.
@@ -142,7 +143,7 @@ class References:
             again = predict(prediction.graph, trained, prediction.host)
             assert again.cpu_us is not None, "devices compute on the host's cores"
             waits.append(one.step / one.cpu * again.cpu_us / again.step_us)
-        over = trained.overheads | {"step_in_training": _times(statistics.median(waits))}
+        over = trained.overheads | {"step_in_training": _times(statistics.geometric_mean(waits))}
         return dataclasses.replace(trained, overheads=over)
 
     def slower(self, machine: Machine, rounds: int) -> float:

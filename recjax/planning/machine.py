@@ -194,6 +194,20 @@ class Machine:
         found = self.overheads.get(name)
         return otherwise if found is None else found.value
 
+    def longer(self, devices: int) -> float:
+        """How many times as long as its work a step of a training takes.
+
+        `step_in_training` is of one device, for whose step a core waits in vain. Of more devices than cores, each core
+        has several: it waits when all of them do, as in the model of multiprogramming, in which n programs that wait a
+        share p of their time leave a processor idle for p^n of it (Tanenbaum, Modern Operating Systems).
+
+        Args:
+          devices: that share the cores of a host; on other machines it does not matter.
+        """
+        alone = self.overhead("step_in_training", 1.0)
+        of_a_core = max(1.0, devices / self.cores) if self.shared else 1.0
+        return 1 / (1 - (1 - 1 / alone) ** of_a_core)
+
     def knows(self, name: str) -> bool:
         """Returns whether a class, or a wider variant of it, was measured."""
         kernel = self.kernel(name)

@@ -69,7 +69,7 @@ class Prediction:
       host: of the host.
       stages: host stage -> time of one thread.
       bounds: what the step may wait for -> how long that takes; the longest is the step. In a training each takes
-        `step_in_training` times as long as its work.
+        longer than its work, see `Machine.longer`.
       missing: host stages that the machine file says nothing of; they count as nothing.
     """
 
@@ -101,7 +101,7 @@ class Prediction:
         """CPU time of a step, of the host's threads and the devices that share its cores; None if they do not."""
         if not self.machine.shared:
             return None
-        return self.bounds[CORES] * self.machine.cores / self.machine.overhead("step_in_training", 1.0)
+        return self.bounds[CORES] * self.machine.cores / self.machine.longer(self.host.devices)
 
     @property
     def exposed_us(self) -> float:
@@ -146,7 +146,7 @@ def predict(graph: Graph, machine: Machine, host: HostWork, costs: Costs | None 
         busy_us = machine.overhead("host_in_training", 1.0) * (routed + main)
         found, bounds[CORES] = _beside_host(graph, costs, busy_us, max(bounds.values()), host.devices)
     bounds[DEVICES] = found.end_us
-    longer = machine.overhead("step_in_training", 1.0)
+    longer = machine.longer(host.devices)
     found, bounds = found.stretched(longer), {name: longer * us for name, us in bounds.items()}
     times = {stage: cost.us for stage, cost in stages.items()}
     return Prediction(machine, graph, found, host, times, bounds, missing)

@@ -185,7 +185,7 @@ def _predicted(trainer: Trainer, text: str, machine: Machine) -> Timeline:
     devices = trainer.bound.all_devices
     graph = read_graph(text, devices, hosts=trainer.config.mesh.hosts)
     found = schedule(graph, Costs(machine, devices), ((1.0, machine.cores / devices),) if machine.shared else ANY)
-    found = found.stretched(machine.overhead("step_in_training", 1.0))
+    found = found.stretched(machine.longer(devices))
     spans = [
         profile.Span(node.name, round(span.start_us * 1e3), round(span.end_us * 1e3))
         for node, span in zip(graph.nodes, found.spans, strict=True)

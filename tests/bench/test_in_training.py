@@ -102,7 +102,7 @@ def test_what_a_training_takes_goes_into_the_machine(monkeypatch, tmp_path):
     found = trainings.applied(MACHINE)
     assert found.overheads["host_in_training"].value == pytest.approx(1.7)
     assert found.overheads["kernels_in_training"].value == pytest.approx(1.3)
-    assert found.overheads["step_in_training"].value == pytest.approx(2 / 1.6)
+    assert found.overheads["step_in_training"].value == pytest.approx((8 / 1.6 / 1.9) ** (1 / 3))
     assert ratios == [{"host_in_training": pytest.approx(1.7), "kernels_in_training": pytest.approx(1.3)}] * 3
     points = found.kernels["training"].points
     assert [(point.sizes["reference"], point.us, point.cores) for point in points] == [

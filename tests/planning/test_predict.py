@@ -135,14 +135,23 @@ def test_stages_and_kernels_take_longer_in_a_training_as_it_was_measured():
 
 
 def test_by_the_clock_a_step_takes_longer_in_a_training_than_its_work_needs():
-    """Three times as long, host and devices alike, with the same CPU time."""
-    plain = with_stages(dispatch=100.0)
+    """Three times as long, host and devices alike, with the same CPU time, where each device has a core."""
+    plain = dataclasses.replace(with_stages(dispatch=100.0), cores=HOST.devices)
     over = plain.overheads | {"step_in_training": Quantity(3.0, "times", "measured")}
     alone, beside = (predict(step(64), m, HOST) for m in (plain, dataclasses.replace(plain, overheads=over)))
     assert beside.step_us == pytest.approx(3 * alone.step_us) and beside.cpu_us == pytest.approx(alone.cpu_us)
     assert beside.bounds == pytest.approx({name: 3 * us for name, us in alone.bounds.items()})
     assert beside.schedule.end_us == max(span.end_us for span in beside.schedule.spans)
     assert sum(parts(beside).values()) == pytest.approx(3 * sum(parts(alone).values()))
+
+
+def test_a_core_waits_when_all_of_its_devices_wait():
+    """By hand: one that waits half of the time, then two, and four, that do so for a core; fewer than cores as one."""
+    over = {"step_in_training": Quantity(2.0, "times", "measured")}
+    machine = dataclasses.replace(MACHINE, overheads=MACHINE.overheads | over, cores=2, shared=True)
+    assert [machine.longer(devices) for devices in (1, 2, 4, 8)] == pytest.approx([2, 2, 4 / 3, 16 / 15])
+    assert dataclasses.replace(machine, shared=False).longer(8) == 2  # no core of the host's works for them
+    assert dataclasses.replace(machine, overheads={}).longer(8) == 1
 
 
 def test_what_is_read_in_order_is_a_class_of_its_own():
