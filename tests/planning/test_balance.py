@@ -214,7 +214,6 @@ def test_a_wrong_plan_is_refused_before_there_are_devices(preset: Path, tmp_path
 
 
 @pytest.mark.full
-@pytest.mark.wide  # tables split so are trained in tests/train/test_segments.py and test_pooled.py
 def test_training_does_not_depend_on_it(preset: Path, tmp_path: Path) -> None:
     """Float64, four devices, tables split by columns and by rows: the losses of whole rows spread over all devices."""
     rows, bags = "data.rows=20000,5000,6000,7000,5000,6000,4000,3000", "data.ids_per_bag=1,1,2,1,3,1,1,8"
