@@ -83,7 +83,7 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
             if main:
                 keep(trainer.source, folder.path / KEPT)
                 if trainer.chosen is not None:
-                    planned.keep(folder.path, used, trainer.chosen, trainer.mesh)
+                    planned.keep(folder.path, used, trainer.chosen, trainer.bound, trainer.mesh)
                 products.keep(folder.path, config, used, trainer.products)
             with _metrics(folder.path, config, progress, undone) if main else NoMetrics() as file:
                 log = StepLog(trainer, file, stop)

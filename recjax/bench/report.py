@@ -17,8 +17,8 @@ def to_text(result: dict[str, Any]) -> str:
     busy = s["cpu_share_of_others"]
     versions = s["versions"]
     lines = [
-        f"{s['model']}, {s['tables']} tables with {s['rows']:,} rows in all, D={s['dim']}, {s['ids_per_sample']} ids a "
-        f"sample, batch {s['batch_size']:,}, {s['devices']} device(s) ({s['device']}), {s['threads']} thread(s)",
+        f"{s['model']}, {s['tables']} tables with {s['rows']:,} rows in all, D={s['dim']}, {s['ids_per_sample']:g} ids "
+        f"a sample, batch {s['batch_size']:,}, {s['devices']} device(s) ({s['device']}), {s['threads']} thread(s)",
         f"Python {versions['python']}, JAX {versions['jax']}, kernels: {versions['kernels']}, dense products: "
         + s["products"]
         + f", routing by the {s['routing']}"

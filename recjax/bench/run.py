@@ -19,6 +19,7 @@ from recjax.bench.peer import Peer, require_known
 from recjax.bench.timing import Ours, Round, spread
 from recjax.comms import profile
 from recjax.config.run import ComputeDtype, RunConfig
+from recjax.embedding.spec import ids_per_sample
 from recjax.errors import ConfigError, TrainingError
 from recjax.train.products import in_words
 from recjax.train.state import TrainState
@@ -223,7 +224,7 @@ def _about(trainer: Trainer, options: Options, busy: float | None) -> dict[str, 
         "tables": len(schema.features),
         "rows": sum(f.rows for f in schema.features),
         "dim": config.embedding.dim,
-        "ids_per_sample": sum(f.bag or 0 for f in schema.features),
+        "ids_per_sample": ids_per_sample(trainer.bound.features),
         "batch_size": config.train.batch_size,
         "devices": trainer.mesh.devices.size,
         "device": trainer.mesh.devices.flat[0].device_kind,

@@ -12,6 +12,7 @@ from typing import Any
 
 from recjax.config import presets
 from recjax.config.run import RunConfig
+from recjax.data.bag_sizes import mean_ids
 from recjax.data.source import BlockSource
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.pooled.layout import sources_of
@@ -34,7 +35,7 @@ from recjax.train.table_specs import specs
 def _planned(config: RunConfig, source: BlockSource) -> tuple[RunConfig, BoundPlan, Answer | None]:
     """A config as it is for so many rows; its plan, bound to its devices with all rows there; the planner's answer."""
     config = config.for_rows(int(source.row_counts("train").sum()))
-    tables, features = specs(config, source.schema)
+    tables, features = specs(config, source.schema, mean_ids(source))
     plan, chosen, _ = planned.plan_of(config, source, tables, features, config.mesh.shape)
     return config, bound_as(config, plan, tables, features, config.mesh.shape), chosen
 
@@ -163,7 +164,7 @@ def _behind(run: Run, parts: dict[str, dict[str, float]]) -> list[dict[str, Any]
 def _predicted(run: Run, machine: Machine) -> Prediction:
     """A step with all rows on the devices, from sizes alone."""
     asked = planned.question(run.config, run.source, machine)
-    tables, features = specs(run.config, run.source.schema)
+    tables, features = specs(run.config, run.source.schema, mean_ids(run.source))
     plan, _, _ = planned.plan_of(run.config, run.source, tables, features, run.config.mesh.shape)
     return Planner(asked).predicted(exact_sizes(asked.demand, plan))
 
@@ -184,7 +185,7 @@ def _nodes(
     for group in run.bound.cached:
         for source in sources_of(run.bound, group):
             name = source.segments[0].spec.name
-            features[name] = features.get(name, 0.0) + config.train.batch_size * (source.feature.bag or 1)
+            features[name] = features.get(name, 0.0) + config.train.batch_size * source.feature.ids
     records = run.records
     tables = [
         Table(own, records[group.name], features[name])

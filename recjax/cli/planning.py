@@ -16,6 +16,7 @@ from recjax.utils.paths import expanded, located
 def plan(options: argparse.Namespace) -> None:
     """Prints where tables go."""
     from recjax.config import presets
+    from recjax.data.bag_sizes import mean_ids
     from recjax.embedding.bind import bind
     from recjax.embedding.plan_choice import is_file
     from recjax.embedding.plan_report import describe_plan, plan_table
@@ -56,7 +57,7 @@ def plan(options: argparse.Namespace) -> None:
         return
     source = config.data.open()
     config = config.for_rows(int(source.row_counts("train").sum()))
-    tables, features = specs(config, source.schema)
+    tables, features = specs(config, source.schema, mean_ids(source))
     plan, chosen, hot = planned.plan_of(config, source, tables, features, config.mesh.shape)
     if options.save:
         beside = is_file(config.plan) and located(config.plan).parent == located(options.save).parent

@@ -131,6 +131,15 @@ def bind(
     return BoundPlan(devices, hosts, tuple(groups), features, pools, replicas, independent and replicas > 1, pooled)
 
 
+def with_owners(plan: Plan, bound: BoundPlan) -> Plan:
+    """The plan with the owners that binding it has chosen, so that on as many devices they stay, whatever data say."""
+    segments = {name: list(found) for name, found in plan.tables.items()}
+    for part in (part for group in bound.groups for part in group.segments if part.placement in OWNED):
+        of_table, owner = segments[part.spec.name], part.split.first // part.split.owners
+        of_table[part.number] = dataclasses.replace(of_table[part.number], owners=owner)
+    return dataclasses.replace(plan, tables={name: tuple(found) for name, found in segments.items()})
+
+
 def stack_of(spec: TableSpec, columns: int, exchange: Exchange) -> tuple[Any, ...]:
     """Whatever segments of one sharding must have in common to share a buffer.
 
@@ -254,11 +263,11 @@ def _owners(
     """The device of each table-wise segment and the host of each table-row-wise one.
 
     That is the plan's, or else the least loaded one; the segment that loads each of its devices most goes first. A
-    segment's load is its share of all bytes plus its share of all lookups (a jagged bag counts as one id), since memory
-    and time are both bounded by the fullest device.
+    segment's load is its share of all bytes plus its share of all lookups, since memory and time are both bounded by
+    the fullest device.
     """
     alone = {_key(part): part for part in parts if part.segment.placement in OWNED}
-    lookups = {key: sum(f.bag or 1 for f in features if f.table == part.spec.name) for key, part in alone.items()}
+    lookups = {key: sum(f.ids for f in features if f.table == part.spec.name) for key, part in alone.items()}
     values = {key: part.band.size * (part.last - part.first) for key, part in alone.items()}
     span = {key: spans[part.segment.placement] for key, part in alone.items()}
     load = {  # on each of its devices

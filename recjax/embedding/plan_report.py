@@ -31,7 +31,7 @@ def describe_plan(
       rows, columns, owners, bytes and reasons), owner (the device of a table-wise one, the host of a table-row-wise
       one, else None), exchange ("forward" and "backward" precision, and "kind"), "exchanged" (what travels, in words),
       rows, dim, dtype, optimizer, bytes of rows and slots over all devices of one group and on the fullest one, ids
-      looked up per step (a jagged bag counts as one; "jagged" says whether there is any), and why; "devices": how many;
+      looked up per step (of jagged bags their mean; "jagged" says whether there is any), and why; "devices": how many;
       "hosts": how many; "replicas": how many groups of both;
       "bytes_per_device": what each holds; "buffer_bytes_per_device": what each allocates, in every
       group as much as its fullest device needs; "lookups_per_device": ids per step that each answers, if all rows were
@@ -44,7 +44,7 @@ def describe_plan(
     described = {}
     for spec in tables:
         looking = [f for f in features if f.table == spec.name]
-        ids = batch_size * sum(f.bag or 1 for f in looking)
+        ids = batch_size * sum(f.ids for f in looking)
         parts = [
             _describe_segment(group, segment, ids / replicas, item_bytes)
             for group, segment in bound.segments(spec.name)
@@ -116,7 +116,7 @@ def plan_table(described: dict[str, Any]) -> str:
     """The same as text: a line a table, then the devices."""
     cells = [["table", "placement", "rows", "D", "bytes/device", "ids/step", "why"]]
     for name, t in described["tables"].items():
-        ids = f"{t['ids_per_step']:,}" + ("+" if t["jagged"] else "")
+        ids = f"{round(t['ids_per_step']):,}" + ("+" if t["jagged"] else "")
         sizes = [f"{t['rows']:,}", str(t["dim"]), f"{t['bytes_on_fullest_device']:,}", ids]
         where = t["placement"]
         if t["owner"] is not None:
@@ -149,6 +149,6 @@ def plan_table(described: dict[str, Any]) -> str:
             "device needs; place tables of equal D more evenly, or row_wise, or with plan=balanced"
         )
     if any(t["jagged"] for t in described["tables"].values()):
-        lines.append("+: a jagged bag counts as one id")
+        lines.append("+: with the mean of jagged bags in the first block of the data, or one id each if there is none")
     lines.append(f"exchanged in {len(described['groups'])} group(s): {', '.join(described['groups'])}")
     return "\n".join(lines)

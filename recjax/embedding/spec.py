@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import ClassVar, Literal, get_args
 
 from recjax.embedding.optim import EVERY_ROW_VALUES, SparseOptimizer
@@ -96,6 +97,8 @@ class FeatureSpec:
       weighted: whether ids carry weights.
       source: the data feature whose ids it looks up; empty means the one of its own name. So one data
         feature may be looked up in several tables.
+      mean_ids: ids of a jagged bag, the mean, if the data say (`recjax.data.bag_sizes`). Costs, thresholds and places
+        follow it, no number that a training gives does.
     """
 
     name: str
@@ -104,6 +107,7 @@ class FeatureSpec:
     pooling: Pooling = "sum"
     weighted: bool = False
     source: str = ""
+    mean_ids: float | None = None
 
     def __post_init__(self) -> None:
         if self.bag is not None and self.bag < 1:
@@ -119,6 +123,16 @@ class FeatureSpec:
     def reads(self) -> str:
         """Name of the data feature whose ids it looks up."""
         return self.source or self.name
+
+    @property
+    def ids(self) -> float:
+        """Ids of a sample: H of a fixed bag, the mean of jagged ones, and 1 where that is not known."""
+        return self.bag or self.mean_ids or 1
+
+
+def ids_per_sample(features: Iterable[FeatureSpec]) -> float:
+    """Ids of a sample that is read, each data feature once, however many lookups have its ids."""
+    return sum(f.ids for f in {f.reads: f for f in features}.values())
 
 
 def check_specs(tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...]) -> None:

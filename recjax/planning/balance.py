@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recjax.embedding.bind import bind, stack_of
-from recjax.embedding.plan import EXACT, OWNED, Exchange, Plan, Segment, with_exchange
+from recjax.embedding.bind import bind, stack_of, with_owners
+from recjax.embedding.plan import EXACT, Exchange, Plan, Segment, with_exchange
 from recjax.embedding.plan_choice import make_plan
 from recjax.embedding.sharding.rows import RowSharding
 from recjax.embedding.spec import FeatureSpec, TableSpec
@@ -90,10 +90,6 @@ def _fixed(
     stacks: dict[Stack, np.ndarray] = {}
     others = 0.0
     for group in bound.groups:
-        for part in group.segments:
-            if part.placement in OWNED:
-                host = part.split.first // part.split.owners
-                segments[part.spec.name] = (dataclasses.replace(segments[part.spec.name][0], owners=host),)
         if isinstance(group.sharding, RowSharding):
             rows_N = np.sum([group.counts(segment)[0] for segment in group.segments], axis=0)
             stacks[stack_of(group.segments[0].spec, group.dim, group.exchange)] = rows_N * float(
@@ -101,7 +97,7 @@ def _fixed(
             )
         else:
             others += group.rows * group.row_bytes(work.item_bytes)
-    return segments, (work.of_plan(bound), stacks, others)
+    return with_owners(Plan(segments), bound).tables, (work.of_plan(bound), stacks, others)
 
 
 def _divide(cuts: Sequence[Cut], demand: Demand) -> _Division:

@@ -13,7 +13,7 @@ import numpy as np
 from recjax.data.pipeline import batches
 from recjax.data.presence import Presence, count_presence
 from recjax.embedding.plan import COPIED, Plan, Segment
-from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.embedding.spec import FeatureSpec, TableSpec, ids_per_sample
 
 if TYPE_CHECKING:
     from recjax.config.run import RunConfig
@@ -87,9 +87,9 @@ def first_batches(
 ) -> Presence:
     """Counts `embedding.hot.batches` batches of a run from a sample on, or as many as have `MOST_IDS` ids."""
     train = config.train
-    ids = sum(f.bag or 1 for f in {f.reads: f for f in features}.values()) * train.batch_size
+    ids = ids_per_sample(features) * train.batch_size
     rows = int(source.row_counts("train").sum())
-    count = max(1, min(config.embedding.hot.batches, MOST_IDS // max(1, ids), -(-rows // train.batch_size)))
+    count = max(1, min(config.embedding.hot.batches, int(MOST_IDS / max(1, ids)), -(-rows // train.batch_size)))
     order: Any = {
         "seed": config.seed,
         "shuffle": train.shuffle,

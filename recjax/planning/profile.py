@@ -10,7 +10,7 @@ import numpy as np
 
 from recjax.data.batch import Batch
 from recjax.data.source import BlockSource, between, concatenate
-from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.embedding.spec import FeatureSpec, TableSpec, ids_per_sample
 
 MOST_IDS = 2**24  # in the samples that are read; where a block has more, nothing is read
 
@@ -83,8 +83,8 @@ def profile_of(
 ) -> Profile:
     """Counts ids and distinct rows in the first training samples, as many as one device has of a batch, or in a block.
 
-    Where there are none, or a block has more than `MOST_IDS` ids, the schema has to do: a jagged bag is one id, and all
-    rows are equally frequent. All processes and all runs on the same data get the same.
+    Where there are none, or a block has more than `MOST_IDS` ids, the schema has to do, with the mean of jagged bags as
+    far as it is known, and all rows equally frequent. All processes and all runs on the same data get the same.
 
     Args:
       source: the data.
@@ -95,11 +95,11 @@ def profile_of(
     """
     share = -(-batch_size // devices)
     block_sizes = source.row_counts("train")
-    ids = sum(f.bag or 1 for f in {f.reads: f for f in features}.values())  # of a sample, as far as it is known
+    ids = ids_per_sample(features)  # as far as it is known
     if not block_sizes.sum():
         return _of_schema(tables, features, share, "the data have no training samples")
     if block_sizes[0] * ids > MOST_IDS:
-        return _of_schema(tables, features, share, f"a block of the data has {block_sizes[0] * ids:,} ids")
+        return _of_schema(tables, features, share, f"a block of the data has {round(block_sizes[0] * ids):,} ids")
     # A block at least, and no more ids than that however large the share is.
     enough = int(np.searchsorted(np.cumsum(block_sizes), min(share, MOST_IDS // ids))) + 1
     read = concatenate([source.read("train", n) for n in range(min(enough, len(block_sizes)))])
@@ -137,7 +137,7 @@ def _of_schema(tables: Sequence[TableSpec], features: Sequence[FeatureSpec], sha
     found = {}
     for table in tables:
         own = [f for f in features if f.table == table.name]
-        ids = {f.name: float(f.bag or 1) for f in own}
+        ids = {f.name: float(f.ids) for f in own}
         uses, total, before = [], 0.0, 0.0
         for f in _in_order(own, ids):
             total += ids[f.name]
@@ -146,4 +146,6 @@ def _of_schema(tables: Sequence[TableSpec], features: Sequence[FeatureSpec], sha
             uses.append(FeatureUse(f.name, ids[f.name], distinct - before, f.pooling != "none"))
             before = distinct
         found[table.name] = TableUse(total, before, _bags(own), tuple(uses))
-    return Profile(found, f"the schema, with all rows equally frequent and a jagged bag as one id ({why})")
+    unknown = any(f.bag is None and f.mean_ids is None for f in features)
+    bags = " and a jagged bag as one id" if unknown else ""
+    return Profile(found, f"the schema, with all rows equally frequent{bags} ({why})")

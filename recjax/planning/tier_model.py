@@ -194,16 +194,10 @@ def _law(source: BlockSource, table: TableSpec, features: Sequence[FeatureSpec],
         tail = np.unique(np.rint(np.geomspace(_HEAD, table.rows, _BINS + 1)))
         edges = np.append(edges, tail[1:])
     rows_K, middle_K = np.diff(edges), (edges[1:] + edges[:-1]) / 2 + 0.5  # ranks from 1 on
-    ids = batch_size * sum(_mean_ids(source, feature) for feature in features)
+    ids = batch_size * sum(feature.ids for feature in features)
     if isinstance(source, ZipfStreamSource):
         s = source.config.exponent
         p_K = table.rows**-s * zeta(s, middle_K / table.rows) / zeta(s) if s else np.full(len(rows_K), 1 / table.rows)
     else:
         p_K = BoundedZipf(table.rows, source.config.zipf).probability(middle_K)
     return Classes(rows_K, np.minimum(-np.expm1(ids * np.log1p(-np.minimum(p_K, 1 - 1e-12))), 1 - 1e-12))
-
-
-def _mean_ids(source: ZipfStreamSource | SyntheticSource, feature: FeatureSpec) -> float:
-    if feature.bag is not None or isinstance(source, ZipfStreamSource):
-        return float(feature.bag or 1)
-    return float(source.config.mean_ids)

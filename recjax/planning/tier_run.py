@@ -24,7 +24,7 @@ from recjax.embedding.bind import bind
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.plan import Plan
 from recjax.embedding.pooled.layout import sources_of
-from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.embedding.spec import FeatureSpec, TableSpec, ids_per_sample
 from recjax.planning.costs import Cost, Costs
 from recjax.planning.machine import Machine, Quantity
 from recjax.planning.predict import CORES, DEVICES, INTERPRETER, Prediction
@@ -128,7 +128,7 @@ class Run:
     def first_samples(self) -> Batch:
         """Training samples in which rows are counted, where the data have no law."""
         sizes = self.source.row_counts("train")
-        ids = sum(f.bag or 1 for f in {f.reads: f for f in self.bound.features}.values())
+        ids = ids_per_sample(self.bound.features)
         enough = int(np.searchsorted(np.cumsum(sizes), max(1, _COUNTED_IDS // ids))) + 1
         return concatenate([self.source.read("train", n) for n in range(min(enough, len(sizes)))])
 
@@ -169,7 +169,7 @@ class Run:
         needed = sum(g.owners * (g.home_rows * _HOME_BYTES + g.rows * _SLOT_BYTES) for g in groups)
         if needed > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4:
             return None
-        ids = train.batch_size * sum(s.feature.bag or 1 for group in groups for s in sources_of(self.bound, group))
+        ids = train.batch_size * sum(s.feature.ids for group in groups for s in sources_of(self.bound, group))
         steps = max(1, min(self.steps, int(min(most_ids, MOST_IDS) // ids)))
         memories = None
         if self.config.tier.disk:

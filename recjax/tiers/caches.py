@@ -14,8 +14,8 @@ from recjax.utils.units import size_text
 def with_caches(bound: BoundPlan, budget_bytes: int, item_bytes: int) -> BoundPlan:
     """The plan with caches in place of the buffers whose rows are spread over the devices.
 
-    Each gets a share of the budget that is proportional to the bytes that a batch names of its rows (ids of fixed bags;
-    one id of a jagged one), but no more than all of its rows: one that gets as much is no cache.
+    Each gets a share of the budget that is proportional to the bytes that a batch names of its rows, but no
+    more than all of its rows: one that gets as much is no cache.
 
     Args:
       bound: a plan; it is returned if all rows fit.
@@ -53,7 +53,7 @@ def _sizes(bound: BoundPlan, groups: list[Group], budget_bytes: int, item_bytes:
     """Rows of each group that fit into the budget."""
     sizes: dict[str, int] = {}
     left, open_ = budget_bytes, list(groups)
-    ids = {g.name: sum(s.feature.bag or 1 for s in sources_of(bound, g)) for g in groups}  # of a sample
+    ids = {g.name: sum(s.feature.ids for s in sources_of(bound, g)) for g in groups}  # of a sample
     while open_:
         wants = {g.name: g.row_bytes(item_bytes) * ids[g.name] or 1 for g in open_}
         share = {g.name: int(left * wants[g.name] / sum(wants.values())) // g.row_bytes(item_bytes) for g in open_}

@@ -201,7 +201,7 @@ class InputStreams:
     def _router_of(self, bound: BoundPlan) -> routers.Router:
         planned = self.chosen.routing if self.chosen else "auto"
         staged = bool(self.tier or self.ids)
-        return routers.choose(self.config, self.source, bound, self.mesh, self.dtype, planned, staged)
+        return routers.choose(self.config, bound, self.mesh, self.dtype, planned, staged)
 
     @functools.cached_property
     def samples_per_epoch(self) -> int:

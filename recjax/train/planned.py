@@ -20,7 +20,10 @@ from jax.sharding import Mesh
 
 from recjax import settings
 from recjax.config.run import HotConfig, RunConfig
+from recjax.data.bag_sizes import mean_ids
 from recjax.data.source import BlockSource
+from recjax.embedding.bind import with_owners
+from recjax.embedding.layout import BoundPlan
 from recjax.embedding.plan import Plan
 from recjax.embedding.routing import device
 from recjax.embedding.spec import FeatureSpec, TableSpec
@@ -112,7 +115,7 @@ def question(
       shape: of the mesh; None takes that of the config.
     """
     shape = shape or config.mesh.shape
-    tables, features = specs(config, source.schema)
+    tables, features = specs(config, source.schema, mean_ids(source))
     work, train = workload(config, source, tables, features, shape), config.train
     dense, ids = dense_sizes(config, source.schema, tables, features), total_ids(work, tables)
     on_device = device.routes(train.routing, machine.platform, ids, not config.embedding.hot.refresh)
@@ -239,14 +242,14 @@ def _cheapest(config: RunConfig, source: BlockSource, machine: Machine, changes:
     return None
 
 
-def keep(run: Path, config: RunConfig, chosen: Answer, mesh: Mesh) -> None:
-    """Writes what was chosen into a run folder.
+def keep(run: Path, config: RunConfig, chosen: Answer, bound: BoundPlan, mesh: Mesh) -> None:
+    """Writes what was chosen into a run folder: the plan with the owners that it has on this mesh.
 
     Raises:
       TrainingError: no permission, no space.
     """
     write_machine(open_machine(config.planner.machine), run / MACHINE)
-    write_whole(run / origins.PLAN, chosen.plan.to_json().encode())
+    write_whole(run / origins.PLAN, with_owners(chosen.plan, bound).to_json().encode())
     write_json(run / CHOICE, {"mesh": [mesh.shape[axis] for axis in AXES]} | figures(chosen))
 
 

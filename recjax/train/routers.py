@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 
 from recjax.config.run import RunConfig
 from recjax.data.batch import Batch
-from recjax.data.source import BlockSource
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing import capacity, device, host
 from recjax.embedding.routing.routed import RoutedBatch, Routing
@@ -135,24 +134,11 @@ class DeviceRouter(_Router):
 Router = HostRouter | DeviceRouter
 
 
-def ids_per_sample(source: BlockSource, bound: BoundPlan) -> float:
-    """Returns how many ids a sample has: of jagged features the mean of the first block of training samples."""
-    jagged = [feature for feature in bound.features if feature.bag is None]
-    ids = float(sum(feature.bag or 0 for feature in bound.features))
-    if jagged:
-        block = source.read("train", 0)
-        ids += sum(len(block.bags[feature.reads].ids) for feature in jagged) / block.size
-    return ids
-
-
-def choose(
-    config: RunConfig, source: BlockSource, bound: BoundPlan, mesh: Mesh, dtype: Any, planned: str, staged: bool
-) -> Router:
+def choose(config: RunConfig, bound: BoundPlan, mesh: Mesh, dtype: Any, planned: str, staged: bool) -> Router:
     """Returns the router that `train.routing` asks for.
 
     Args:
       config: of the run.
-      source: its data.
       bound: the bound plan.
       mesh: its devices.
       dtype: of dense features, labels and weights on the devices.
@@ -168,7 +154,7 @@ def choose(
         choice = planned
     if choice == "auto":
         platform = mesh.devices.flat[0].platform
-        ids = 0.0 if platform == "cpu" else config.train.batch_size * ids_per_sample(source, bound)
+        ids = config.train.batch_size * sum(feature.ids for feature in bound.features)
         static = not staged and not config.embedding.hot.refresh
         choice = "device" if device.routes(choice, platform, ids, static) else "host"
     if choice == "device" and staged:

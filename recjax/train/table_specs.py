@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from recjax.config.run import FeatureConfig, RunConfig, TableConfig
@@ -16,12 +17,19 @@ from recjax.settings.values import either
 from recjax.utils.text import near
 
 
-def specs(config: RunConfig, schema: Schema) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
+def specs(
+    config: RunConfig, schema: Schema, mean_ids: Mapping[str, float] = MappingProxyType({})
+) -> tuple[tuple[TableSpec, ...], tuple[FeatureSpec, ...]]:
     """One lookup for each categorical feature of the data, in their order, and one table unless it shares another's.
 
     A model with first-order weights has after these a table and lookup `f.linear` of D=1 for each feature f,
     which start at 0 and look up the same ids; its config says what updates them (None: what updates the others).
     Features that share a table share these too. They are always pooled: by sum where the feature itself is not.
+
+    Args:
+      config: of the run.
+      schema: of its data.
+      mean_ids: of the bags of jagged features, as `recjax.data.bag_sizes` has them of the data.
 
     Raises:
       ConfigError: settings of a table or feature that does not exist, a table that cannot be shared, or a feature that
@@ -38,7 +46,9 @@ def specs(config: RunConfig, schema: Schema) -> tuple[tuple[TableSpec, ...], tup
     features = []
     for f in schema.features:
         pooling = embedding.features.get(f.name, FeatureConfig()).pooling or embedding.pooling
-        features.append(FeatureSpec(f.name, table_of[f.name], f.bag, pooling, f.weighted))
+        features.append(
+            FeatureSpec(f.name, table_of[f.name], f.bag, pooling, f.weighted, mean_ids=mean_ids.get(f.name))
+        )
     unpooled = [f.name for f in features if f.pooling == "none"]
     if unpooled and not getattr(config.model, "sequences", False):
         raise ConfigError(

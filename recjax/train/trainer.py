@@ -16,6 +16,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from recjax.config.run import RunConfig
+from recjax.data.bag_sizes import mean_ids
 from recjax.data.batch import Batch
 from recjax.data.source import BlockSource, require_rows
 from recjax.embedding import replica_groups
@@ -260,11 +261,12 @@ def build_trainer(
     Raises:
       ConfigError, DataError, DeviceError: what config, data or devices lack.
     """
+    read = splits[0] if splits else "train" if source is None else ""  # else, for predictions, it may have no blocks
     source = config.data.open() if source is None else source
     for split in splits:
         require_rows(source, split)
     config = config.for_rows(int(source.row_counts("train").sum()))
-    tables, features = specs(config, source.schema)
+    tables, features = specs(config, source.schema, mean_ids(source, read) if read else {})
     plan, chosen, _ = plan_of(config, source, tables, features, config.mesh.shape)  # before devices start
     mesh = make_mesh(config.mesh)
     shape = tuple(mesh.shape[axis] for axis in AXES)

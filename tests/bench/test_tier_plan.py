@@ -14,6 +14,7 @@ from support.commands import assert_refused, inside
 
 from recjax.bench import tier_plan, tier_report
 from recjax.config import presets
+from recjax.data.bag_sizes import mean_ids
 from recjax.errors import ConfigError
 from recjax.planning import tier_run
 from recjax.planning.graph import Graph
@@ -158,7 +159,8 @@ def test_what_is_too_large_to_replay_is_modelled(monkeypatch: pytest.MonkeyPatch
     """Some of the steps, or none; the whole is as if all were replayed."""
     config = config_of("tier.device_bytes=60KiB")
     whole = tier_plan.tier_plan(config)
-    monkeypatch.setattr(tier_run, "MOST_IDS", 64 * 5 * STEPS // 2)  # a jagged bag counts as one id
+    ids = 64 * (1 + 3 + mean_ids(config.data.open())["sparse_1"])
+    monkeypatch.setattr(tier_run, "MOST_IDS", math.ceil(ids * STEPS / 2))
     half = tier_plan.tier_plan(config)
     assert half["replayed"] == STEPS // 2
     monkeypatch.setattr(tier_run, "_HOME_BYTES", 1e18)

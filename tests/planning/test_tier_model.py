@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recjax.data.bag_sizes import mean_ids
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.optim import Sgd
@@ -99,7 +100,7 @@ def test_laws_of_synthetic_data_are_those_of_their_ids() -> None:
         blocks = [source.read("train", n) for n in range(3)]
         for feature in source.schema.features:
             table = TableSpec("t", feature.rows, 4, Sgd(0.1))
-            spec = FeatureSpec(feature.name, "t", feature.bag, "sum", False, feature.name)
+            spec = FeatureSpec(feature.name, "t", feature.bag, mean_ids=mean_ids(source).get(feature.name))
             law = table_classes(source, table, [spec], 4096, Unread())
             named = [np.unique(block.bags[feature.name].ids) for block in blocks]
             assert law.rows == feature.rows

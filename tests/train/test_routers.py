@@ -83,7 +83,7 @@ def test_auto_counts_the_ids_of_jagged_bags(monkeypatch):
 
     def chosen(most: float) -> str:
         monkeypatch.setattr(device, "_MANY_IDS", most)
-        router = routers.choose(made.config, made.source, made.bound, there, np.float32, "auto", False)
+        router = routers.choose(made.config, made.bound, there, np.float32, "auto", False)
         assert isinstance(router, routers.DeviceRouter if router.name == "device" else routers.HostRouter)
         return router.name
 

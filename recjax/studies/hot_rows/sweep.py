@@ -14,6 +14,7 @@ import numpy as np
 
 from recjax import settings
 from recjax.config.run import RunConfig
+from recjax.data.bag_sizes import mean_ids
 from recjax.embedding.plan import Plan
 from recjax.parallel.mesh import MeshConfig, make_mesh
 from recjax.planning import hot
@@ -58,7 +59,7 @@ def _on(devices: int, config: RunConfig, options: Options, out: Path, say: Say) 
     """One number of devices."""
     config = settings.override(config, [f"mesh.devices={devices}"])
     source = config.data.open()
-    tables, features = specs(config, source.schema)
+    tables, features = specs(config, source.schema, mean_ids(source))
     none = settings.override(config, ["embedding.hot.rows=0"])
     plan, _ = resolve(none, source, tables, features, config.mesh.shape)
     say(f"{devices} device(s): counting ids")

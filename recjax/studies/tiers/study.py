@@ -18,6 +18,7 @@ from typing import Any
 from recjax.bench.tier_plan import run_of, with_share
 from recjax.config import presets
 from recjax.config.run import RunConfig
+from recjax.data.bag_sizes import mean_ids
 from recjax.planning.nodes import Need, Node, Table, compared
 from recjax.planning.tier_model import Cache, cache, table_classes, together
 from recjax.planning.tier_replay import Homes, replay
@@ -194,7 +195,7 @@ def nodes_saved(model: str) -> list[dict[str, Any]]:
     preset, settings, samples_per_s = MODELS[model]
     config = presets.load(preset, list(settings))
     source = config.data.open()
-    tables, features = specs(config, source.schema)
+    tables, features = specs(config, source.schema, mean_ids(source))
     size, found = config.train.batch_size, []
     all_ = []
     for spec in tables:
@@ -202,7 +203,7 @@ def nodes_saved(model: str) -> list[dict[str, Any]]:
         values = spec.dim * (2 if spec.dtype == "bfloat16" else 4)
         state = 4 * sum(math.prod(slot.shape) for slot in spec.optimizer.slots(spec.dim).values())
         classes = table_classes(source, spec, own, size, lambda: source.read("train", 0))
-        all_.append(Table(classes, values + state, size * sum(feature.bag or 1 for feature in own)))
+        all_.append(Table(classes, values + state, size * sum(feature.ids for feature in own)))
     for share in RATES:
         need = Need(model, all_, share * samples_per_s / size)
         for node in NODES[1:]:
