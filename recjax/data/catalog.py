@@ -13,7 +13,7 @@ from typing import Any
 
 from recjax import settings
 from recjax.data import own
-from recjax.data.arrow.reader import TableReader
+from recjax.data.arrow.wording import Wording
 from recjax.data.datasets import avazu, criteo, movielens, movietweetings, own_table, taobao, tfds, yelp
 from recjax.data.datasets.avazu import Avazu
 from recjax.data.datasets.criteo import Criteo1TB, CriteoKaggle
@@ -104,6 +104,7 @@ def prepare(
     *,
     overwrite: bool = False,
     beam: str | None = None,
+    wording: Wording = Wording.COMMAND,
 ) -> dict[str, Any]:
     """Raw files to prepared blocks.
 
@@ -113,6 +114,7 @@ def prepare(
       out: the folder to make.
       overwrite: replace prepared data of other content in `out`.
       beam: do it on Apache Beam, with these pipeline options; None: in this process.
+      wording: of messages about the options of a table.
 
     Returns:
       JSON values: dataset, path, fingerprint, rows (split -> rows), skipped (kind of malformed line -> lines left out).
@@ -135,10 +137,10 @@ def prepare(
         from recjax.data.prepare.beam import prepare_on_beam
 
         made = prepare_on_beam(config, None if source is None else str(source), str(out), beam, overwrite=overwrite)
-    elif isinstance(reader := open_raw(config, source), TableReader) and isinstance(config, Table):
-        made = prepare_table(config, reader, out, overwrite=overwrite)
+    elif isinstance(config, Table):
+        made = prepare_table(config, own_table.open_raw(config, source, wording), out, overwrite=overwrite)
     else:
-        made = prepare_as(config, reader, out, overwrite=overwrite)
+        made = prepare_as(config, open_raw(config, source), out, overwrite=overwrite)
     return described(made)
 
 
@@ -148,7 +150,7 @@ def prepare_object(
     """A table from Python to prepared blocks: `recjax.prepare`, of texts; the result is that of `prepare`."""
     config = settings.override(Table(label=label), overrides)
     if isinstance(data, (str, os.PathLike)) and more["validation"] is None and more["test"] is None:
-        return prepare(config, data, out, overwrite=more["overwrite"])
+        return prepare(config, data, out, overwrite=more["overwrite"], wording=Wording.PYTHON)
     return described(own_table.prepare_object(config, data, out, **more))
 
 

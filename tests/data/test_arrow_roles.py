@@ -130,6 +130,35 @@ def test_what_is_proposed(name, values, role, why):
     assert found == role and why in reason
 
 
+@pytest.mark.parametrize("csv", [True, False])
+@pytest.mark.parametrize(
+    ("values", "date"),
+    [
+        (["01.01.2025", "31.12.2024", None], "01.01.2025"),
+        (["1/31/2025", "", "12/1/2025 10:30"], "1/31/2025"),
+        (["2025/01/31", "2025/02/01"], "2025/01/31"),
+        (["01-02-25", "03-04-25"], "01-02-25"),
+        (["01.01.2025", "unknown"], ""),
+        (["1.2.10", "1.2.11"], ""),  # versions
+        (["192.168.10.12", "10.0.0.1"], ""),
+        (["01.13.2025", "32.01.2025"], ""),
+        (["a", "b"], ""),
+        (["", ""], ""),
+    ],
+)
+def test_text_that_looks_like_dates(values, date, csv):
+    """Also where they come in parts; and one other value says that it is something else."""
+    if csv:
+        values = [None if v is None else v.encode() for v in values]
+    cuts = [profile(pa.array(values), csv=csv), profile(pa.array(values[:1]), pa.array(values[1:]), csv=csv)]
+    for found in cuts:
+        assert bool(found.date) == bool(date)
+        assert not date or found.date in [v.decode() if csv else v for v in values if v]
+        role, why = roles.propose("day", found)
+        assert (f" that looks like dates ({found.date}), " in why) == bool(date) and (role == "id" or not date)
+    assert cuts[0].date == date
+
+
 def test_few_rows_are_no_reason_to_leave_ids_out():
     assert roles.propose("user", profile([f"u{i}" for i in range(99)]))[0] == "id"
     assert roles.propose("user", profile([f"u{i}" for i in range(100)]))[0] == "skip"

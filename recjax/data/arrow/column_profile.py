@@ -13,6 +13,13 @@ from recjax.data.prepare.ids import stable_hash
 
 COUNTED_ROWS = 2**20  # distinct values are counted within the first so many rows
 
+_LOOKED_AT = 1000  # values of each array that may look like dates
+_DAY = "(0?[1-9]|[12][0-9]|3[01])"  # or a month
+_DATE = "|".join(
+    dot.join(parts)
+    for dot in ("[.]", "/", "-")
+    for parts in ((_DAY, _DAY, "[0-9]{4}"), ("[0-9]{4}", _DAY, _DAY), ("[0-3][0-9]", "[0-3][0-9]", "[0-9]{2}"))
+)
 _ORDER: tuple[Kind, ...] = ("none", "boolean", "integer", "unsigned", "float")  # each can hold the ones before it
 
 
@@ -28,6 +35,7 @@ class ColumnProfile:
       least: the least number; infinity if there is none.
       most: the greatest one.
       counted_rows: rows in which distinct values were counted.
+      date: of text that looks like dates all over, one of them; else "".
     """
 
     def __init__(self, separator: str = "", csv: bool = False) -> None:
@@ -47,6 +55,7 @@ class ColumnProfile:
         self._looked = False
         self._seen = np.zeros(0, np.uint64)
         self.counted_rows = 0
+        self.date, self._dates = "", True
 
     @classmethod
     def known(cls, kind: Kind, rows: int, missing: bool) -> Self:
@@ -111,6 +120,8 @@ class ColumnProfile:
 
     def _add_text(self, array: Any) -> int:
         """Takes in text; returns how many entries are not missing."""
+        if self._dates:
+            self._note_dates(convert.words(array)[:_LOOKED_AT].drop_null())
         if not self._csv and not convert.missing(convert.words(array), "text").any():
             return len(array) - array.null_count  # as text that knows its type mostly is
         values, at = convert.distinct(array)
@@ -121,6 +132,17 @@ class ColumnProfile:
         if self._looks:
             self._look(values.filter(_mask(~empty & ~words)))
         return int(occurrences[~empty].sum())
+
+    def _note_dates(self, values: Any) -> None:
+        """Takes in some of the text that may be dates."""
+        import pyarrow.compute as pc
+
+        values = values.filter(_mask(~convert.missing(values, "float")))
+        if not len(values):
+            return
+        self._dates = pc.all(pc.match_substring_regex(values, f"^({_DATE})([ T][0-9:.]+)?$")).as_py()
+        first = values[0].as_py() if self._dates else ""
+        self.date = first.decode() if isinstance(first, bytes) else first
 
     def _joined(self, found: Kind) -> Kind:
         """The kind that holds what there was and what came."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from recjax.data.arrow import convert
 from recjax.data.arrow.chunk_columns import shown
+from recjax.data.arrow.wording import Wording
 from recjax.errors import DataError
 from recjax.utils.text import did_you_mean
 
@@ -71,9 +72,10 @@ def _by_number(text: str) -> tuple[float, str]:
 class LabelProfile:
     """Findings of a pass over the rows about the label: its values, and the first row that has none."""
 
-    def __init__(self, label: Label) -> None:
-        """Starts with no rows."""
+    def __init__(self, label: Label, wording: Wording = Wording.COMMAND) -> None:
+        """Starts with no rows; `wording` is that of messages."""
         self._label = label
+        self._option = wording.option
         self._values: dict[str, None] = {}
         self._first: tuple[str, str, bool] | None = None
         self._sum = self._rows = 0
@@ -107,20 +109,22 @@ class LabelProfile:
             if missing:
                 raise DataError(
                     f"{where}: the label {name!r} is missing. A row without a label teaches nothing: leave such rows "
-                    f"out with where={name}!=, or fill them in."
+                    f"out with {self._option('where', f'{name}!=')}, or fill them in."
                 )
             advice = (
-                "Say which values count as 1: threshold=X (X and more), or positive=VALUE (that one)."
+                f"Say which values count as 1: {self._option('threshold', 'X')} (X and more), or "
+                f"{self._option('positive', 'VALUE')} (that one)."
                 if self._label.threshold is None and not self._label.positive
                 else "Correct the row."
             )
             if all(_by_number(each)[0] < math.inf for each in listed):
-                advice += f" To learn the numbers themselves give label={name}:number."
+                advice += f" To learn the numbers themselves give {self._option('label', f'{name}:number')}."
             raise DataError(f"{where}: the label {name!r} is {value}, not 0 or 1; its values are {values}. {advice}")
         if self._sum in (0, self._rows):
             only = "0" if self._sum == 0 else "1"
-            words = [f"positive={each}".replace("'", "") for each in listed]
-            near = did_you_mean(f"positive={self._label.positive}", words) if self._label.positive else ""
+            words = [self._option("positive", each.replace("'", "")) for each in listed]
+            given = self._option("positive", self._label.positive)
+            near = did_you_mean(given, words) if self._label.positive else ""
             raise DataError(
                 f"the label, {self._label}, is {only} in all {self._rows:,} rows (the values of {name!r} are "
                 f"{values}): there is nothing to tell apart.{near} Name another label, threshold or positive value."

@@ -22,7 +22,7 @@ from recjax.errors import ConfigError, DataError
 
 _OPTIONS = ("weight", "threshold", "positive")
 _MOST_CLASSES = 10_000
-_EXAMPLE = "label=clicked,bought:weight=clicked,rating:number"
+_EXAMPLE = "clicked,bought:weight=clicked,rating:number"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Labels:
 
 
 def parse(text: str) -> Labels | None:
-    """The labels that `label=` asks for; None if it is a single binary column, which has settings of its own.
+    """The labels of the setting `label`; None if it is a single binary column, which has settings of its own.
 
     Raises:
       ConfigError: an option or column that makes no sense.
@@ -118,7 +118,7 @@ def parse(text: str) -> Labels | None:
         return None
     names = [part.name for part in parts]
     if twice := [name for name in names if names.count(name) > 1 or not name]:
-        raise ConfigError(f"label={text}: {twice[0]!r} is named twice, or not at all. Write for example {_EXAMPLE}.")
+        raise ConfigError(f"label {text}: {twice[0]!r} is named twice, or not at all. Write for example {_EXAMPLE}.")
     return Labels(tuple(parts))
 
 
@@ -143,13 +143,13 @@ def _parse_one(part: str, text: str) -> Column:
         or len(options.keys() - {"weight"}) > 1
     ):
         raise ConfigError(
-            f"label={text}: threshold and positive say which values of a binary label are 1; give one of them at most, "
+            f"label {text}: threshold and positive say which values of a binary label are 1; give one of them at most, "
             f"and none to {column!r} as a {kind or 'binary'} label."
         )
     try:
         threshold = float(options["threshold"]) if "threshold" in options else None
     except ValueError:
-        raise ConfigError(f"label={text}: threshold={options['threshold']} is no number.") from None
+        raise ConfigError(f"label {text}: threshold={options['threshold']} is no number.") from None
     meaning = Label(column, threshold, options.get("positive", ""))
     return Column(meaning, cast(Literal["binary", "number", "class"], kind or "binary"), options.get("weight", ""))
 

@@ -89,7 +89,8 @@ class TableReader:
             raise ConfigError(f"columns: {twice[0]!r} is a part of a time and a column. Rename the column.")
         if not self.specs or all(spec.role == "weight" for spec in self.specs):
             raise ConfigError(
-                f"no column of {self._files[0][0]} is left as a feature. Name some: columns=user:id,price:dense."
+                f"no column of {self._files[0][0]} is left as a feature. Name some: "
+                f"{choices.wording.option('columns', 'user:id,price:dense')}."
             )
         self.specs = self._with_edges({name: wanted[name].buckets for name in order if wanted[name].buckets})
         self.features = [spec.feature for spec in self.specs if spec.is_feature]
@@ -146,6 +147,7 @@ class TableReader:
     def _check_names(self, auto: bool, asked: Mapping[str, roles.Asked]) -> list[str]:
         """Checks that all columns that are named are there; returns those that are to be judged."""
         choices = self._choices
+        option = choices.wording.option
         first = self._files[0][0]
         self._names = scan.schema(first).names
         named = {
@@ -157,11 +159,12 @@ class TableReader:
         need = {"time": ["time"], "last": ["group"], "column": ["split_column"]}.get(choices.split.way, [])
         for key in need:
             if not named[key]:
-                raise ConfigError(f"split={choices.split.way} needs {key}=COLUMN. The columns are {self._listed()}.")
+                way, column = option("split", choices.split.way), option(key, "COLUMN")
+                raise ConfigError(f"{way} needs {column}. The columns are {self._listed()}.")
         if not named["label"]:
             raise ConfigError(
-                f"a table needs label=COLUMN, the column that holds 0 and 1 (or with threshold=X any numbers). The "
-                f"columns of {first} are {self._listed()}."
+                f"a table needs {option('label', 'COLUMN')}, the column that holds 0 and 1 (or with "
+                f"{option('threshold', 'X')} any numbers). The columns of {first} are {self._listed()}."
             )
         of_labels = [("label", name) for name in self._needed_always[1:]]
         of_filter = [("where", condition.column) for condition in choices.where]
@@ -192,7 +195,7 @@ class TableReader:
             if auto and (more := [name for name in names if name not in self._names]):
                 raise DataError(
                     f"{file} has a column {more[0]!r}, but {first} has none. Give all files the same columns, or name "
-                    "those that are to be used in columns=."
+                    f"those that are to be used: {option('columns', 'user:id,price:dense')}."
                 )
         return [name for name in self._names if name in judged]
 
@@ -210,7 +213,7 @@ class TableReader:
             name: ColumnProfile(asked[name].separator if name in asked and asked[name].role == "jagged" else "", csv)
             for name in wanted
         }
-        label, splitter = LabelProfile(self._choices.label), Splitter(self._choices)
+        label, splitter = LabelProfile(self._choices.label, self._choices.wording), Splitter(self._choices)
         several = None if self._choices.labels is None else LabelsProfile(self._choices.labels)
         progress, row = PrepareProgress(), 0
         progress.stage("looking")
@@ -234,9 +237,10 @@ class TableReader:
         progress.close()
         if self._choices.where:
             texts = ",".join(condition.text for condition in self._choices.where)
-            progress.note(f"where={texts} leaves out {self.left_out:,} of {self.left_out + row:,} rows")
+            where = self._choices.wording.option("where", texts)
+            progress.note(f"{where} leaves out {self.left_out:,} of {self.left_out + row:,} rows")
         if not row and self.left_out:
-            raise DataError(f"no row of {self._files[0][0]} keeps to where={texts}. Choose other conditions.")
+            raise DataError(f"no row of {self._files[0][0]} keeps to {where}. Choose other conditions.")
         if not row:
             raise DataError(f"{self._files[0][0]} has no rows. Give a table with rows.")
         if several is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast, get_args
@@ -10,6 +11,7 @@ from typing import Any, Literal, cast, get_args
 from recjax.data.arrow import time_parts
 from recjax.data.arrow.column_profile import ColumnProfile
 from recjax.data.arrow.convert import EXACT
+from recjax.data.arrow.wording import Wording
 from recjax.data.prepare.chunk import RawFeature
 from recjax.data.prepare.dense_columns import DenseTransform
 from recjax.errors import ConfigError, DataError
@@ -22,6 +24,7 @@ SEPARATOR = "|"  # of the entries of a jagged column that is text
 ROLES = get_args(Role)
 _MOST_BUCKETS = 10_000
 _TRANSFORMS = get_args(DenseTransform)
+_LIKE_DATES = " that looks like dates"  # of text, in the reason of its role
 _EXAMPLE = "columns=user:id,tags:jagged,price:dense, or columns=auto"
 _NAMED_ID = re.compile(r"(^|[_\W])(id|ids|uid|key|code|zip|zipcode|postcode|sku|isbn|hash)($|[_\W])|[a-z]I[dD]$", re.I)
 _LEVELS, _LEAST_RANGE = 20, 200  # distinct integers: up to so many are levels; from so many on, without gaps, ids
@@ -362,7 +365,8 @@ def propose(name: str, profile: ColumnProfile) -> tuple[Role, str]:
         if kind == "text" or _NAMED_ID.search(name) or profile.most - profile.least < 1.05 * rows:
             return "skip", f"{what}: nearly every row has one of its own"
     if kind in ("text", "boolean"):
-        return "id", f"{'text' if kind == 'text' else 'true and false'}, {what}"
+        dates = f"{_LIKE_DATES} ({profile.date})" if profile.date else ""
+        return "id", f"{'text' if kind == 'text' else 'true and false'}{dates}, {what}"
     if not number:
         return "dense", "numbers"
     if _NAMED_ID.search(name):
@@ -378,12 +382,15 @@ def propose(name: str, profile: ColumnProfile) -> tuple[Role, str]:
     return "dense", f"integers from {profile.least:,.0f} to {profile.most:,.0f}"
 
 
-def to_text(proposals: Mapping[str, tuple[Role, str]], given: Sequence[str] = ()) -> str:
+def to_text(
+    proposals: Mapping[str, tuple[Role, str]], given: Sequence[str] = (), wording: Wording = Wording.COMMAND
+) -> str:
     """Returns proposals as lines to print, and as the setting that gives the same.
 
     Args:
       proposals: column -> its role, and why.
       given: the texts of `columns=`, whose own roles that setting keeps.
+      wording: of that setting.
     """
     width = max(map(len, proposals), default=0)
     lines = [
@@ -393,7 +400,14 @@ def to_text(proposals: Mapping[str, tuple[Role, str]], given: Sequence[str] = ()
     own = [text for text in given if text != AUTO and not text.endswith(":skip")]
     taken = ",".join([f"{name}:{role}" for name, (role, _) in proposals.items() if role != "skip"] + own)
     times = [name for name, (role, why) in proposals.items() if role == "skip" and why.startswith("times")]
-    more = [f"hour and weekday become features with columns=auto,{times[0]}:time"] if times else []
-    return "\n".join(
-        ["columns=auto takes the columns so:", *lines, f"to have it otherwise, start from columns={taken}", *more]
-    )
+    option = functools.partial(wording.option, "columns")
+    more = [f"hour and weekday become features with {option(f'auto,{times[0]}:time')}"] if times else []
+    for name, (role, why) in proposals.items():
+        if role == "id" and (date := why.partition(_LIKE_DATES)[2].partition(",")[0]):
+            more.append(
+                f"warning: {name} is text that looks like dates{date}, so that each is an id. Written as 2026-01-31 "
+                f"(ISO 8601), {option(f'auto,{name}:time:weekday')} makes their weekday, and "
+                f"{option(f'auto,{name}:dense')} a number; {option(f'auto,{name}:skip')} leaves them out"
+            )
+    asked = f"to have it otherwise, start from {option(taken)}"
+    return "\n".join([f"{option(AUTO)} takes the columns so:", *lines, asked, *more])

@@ -13,6 +13,7 @@ from recjax.data.arrow.label import Label
 from recjax.data.arrow.labels import Labels
 from recjax.data.arrow.row_filter import Condition
 from recjax.data.arrow.splits import Split
+from recjax.data.arrow.wording import Wording
 from recjax.data.prepare.ids import stable_hash
 from recjax.data.source import SPLITS, split_called
 from recjax.errors import DataError
@@ -32,6 +33,7 @@ class Choices:
       split_column: column that names the split of each row, for split=column.
       labels: several labels; None: there is one.
       where: conditions that hold in the rows that are used.
+      wording: of messages about them.
     """
 
     label: Label
@@ -43,6 +45,7 @@ class Choices:
     split_column: str
     labels: Labels | None = None
     where: tuple[Condition, ...] = ()
+    wording: Wording = Wording.COMMAND
 
 
 class Splitter:

@@ -15,6 +15,7 @@ from recjax.data.arrow.reader import TableReader
 from recjax.data.arrow.scan import TableFile
 from recjax.data.arrow.splitter import Choices
 from recjax.data.arrow.spool import folder_beside, spool
+from recjax.data.arrow.wording import Wording
 from recjax.data.datasets.options import cache_key, cached, open_as, options_of, prepare_as, prepare_command
 from recjax.data.prepare.dense_columns import DenseTransform
 from recjax.data.prepare.ids import Frequency, Hash, Modulo
@@ -75,7 +76,7 @@ class Table:
         if labels.parse(self.label) is not None and (self.threshold is not None or self.positive):
             raise ConfigError(
                 f"threshold and positive are of a single binary label, and label is {self.label}. Give them to a label "
-                "of its own: label=rating:threshold=4,clicked."
+                "of its own: rating:threshold=4,clicked."
             )
         if len(self.delimiter) > 1:
             raise ConfigError(f"delimiter is {self.delimiter!r}; it must be one character.")
@@ -114,7 +115,8 @@ class Table:
             _wait(folder, stack)
             if (found := cached(folder, self.kind)) is not None:  # another process has prepared them meanwhile
                 return found
-            return prepare_table(self, open_raw(self, self.from_), folder, overwrite=True)
+            reader = open_raw(self, self.from_, Wording.CONFIG)
+            return prepare_table(self, reader, folder, overwrite=True)
 
     def _key(self) -> str:
         """Changes with the options, the files, the preparation and the format, so that none are ever mixed."""
@@ -135,12 +137,13 @@ def _wait(folder: Path, stack: contextlib.ExitStack) -> None:
         ) from error
 
 
-def open_raw(config: Table, source: str | os.PathLike[str] | None) -> TableReader:
+def open_raw(config: Table, source: str | os.PathLike[str] | None, wording: Wording = Wording.COMMAND) -> TableReader:
     """The reader of the tables, after a pass over them.
 
     Args:
       config: the options.
       source: as `Table.from_`; None: that.
+      wording: of messages about the options.
 
     Raises:
       ConfigError: there is no source, or a column or format that is not known.
@@ -149,10 +152,10 @@ def open_raw(config: Table, source: str | os.PathLike[str] | None) -> TableReade
     source = source or config.from_
     if not source:
         raise ConfigError("a table does not ship with recjax. Give its file with --from FILE, and label=COLUMN.")
-    return open_files(config, _files(config, source))
+    return open_files(config, _files(config, source), wording)
 
 
-def open_files(config: Table, files: dict[str, list[TableFile]]) -> TableReader:
+def open_files(config: Table, files: dict[str, list[TableFile]], wording: Wording = Wording.COMMAND) -> TableReader:
     """The reader of these files of each split."""
     several = labels.parse(config.label)
     choices = Choices(
@@ -165,10 +168,11 @@ def open_files(config: Table, files: dict[str, list[TableFile]]) -> TableReader:
         config.split_column,
         several,
         row_filter.parse(config.where),
+        wording,
     )
     reader = TableReader(files, choices)
     if reader.proposals:
-        log.info(roles.to_text(reader.proposals, config.columns))
+        log.info(roles.to_text(reader.proposals, config.columns, wording))
     return reader
 
 
@@ -209,7 +213,7 @@ def prepare_object(
             title = "the table" if split == "train" else f"the {split} table"
             files[split] = [spool(table, folder / f"{split}.arrow", title)]
         files |= {split: scan.find(getattr(config, split), config.delimiter) for split in config.apart}
-        return prepare_table(config, open_files(config, files), place, overwrite=overwrite)
+        return prepare_table(config, open_files(config, files, Wording.PYTHON), place, overwrite=overwrite)
 
 
 def _files(config: Table, source: str | os.PathLike[str]) -> dict[str, list[TableFile]]:
