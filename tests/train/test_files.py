@@ -122,3 +122,45 @@ def test_checksums_of_all_files_below_a_folder(tmp_path):
     empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # FIPS 180-4's examples
     abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert files.checksums(tmp_path) == {"a": {"bytes": 0, "sha256": empty}, "b/c": {"bytes": 3, "sha256": abc}}
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["a file", "nothing yet"])
+def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path, there):
+    """A relative link to a link in another folder, whose file is, or is not there; in the link's folder nothing is."""
+    near, far = tmp_path / "near", tmp_path / "far"
+    near.mkdir(), far.mkdir()
+    link, middle, file = near / "link", far / "middle", far / "file"
+    link.symlink_to("../far/middle")
+    middle.symlink_to(file)
+    if there:
+        file.write_text("old")
+    for text, write in (("one", lambda: files.write_whole(link, b"one")), ("two", lambda: _replace(link, "two"))):
+        kept = tmp_path / f"before {text}"  # another name of what is there now
+        if file.exists():
+            os.link(file, kept)
+            old = file.read_text()
+        write()
+        assert os.readlink(link) == "../far/middle" and os.readlink(middle) == str(file)
+        assert file.read_text() == link.read_text() == text
+        assert not kept.exists() or kept.read_text() == old  # it was not written over
+        assert os.listdir(near) == ["link"] and sorted(os.listdir(far)) == ["file", "middle"]
+
+
+def test_what_fails_through_a_link_leaves_its_target_alone(tmp_path):
+    link, file = tmp_path / "link", tmp_path / "file"
+    file.write_text("old")
+    link.symlink_to(file)
+    with pytest.raises(KeyError), files.replacing(link) as unfinished:
+        unfinished.write_text("half")
+        raise KeyError
+    assert file.read_text() == "old" and sorted(os.listdir(tmp_path)) == ["file", "link"]
+    link.unlink()
+    link.symlink_to(tmp_path / "gone" / "file")
+    with pytest.raises(TrainingError, match="cannot write .*link: No such file or directory"):
+        files.write_whole(link, b"new")
+    assert sorted(os.listdir(tmp_path)) == ["file", "link"]
+
+
+def _replace(path, text):
+    with files.replacing(path) as unfinished:
+        unfinished.write_text(text)
