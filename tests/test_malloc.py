@@ -72,6 +72,43 @@ def test_a_debugger_keeps_the_process_that_it_started(monkeypatch) -> None:
     assert malloc._TUNABLES not in os.environ  # nor for the processes that it starts
 
 
+PARENT = """
+import os, subprocess, sys
+from recjax.parallel import malloc
+malloc.restart_with_tunables()
+malloc.restart_with_tunables()
+tell = [sys.executable, "-c", "import os; print(os.environ.get('GLIBC_TUNABLES'), 'RECJAX_RESTARTED' in os.environ)"]
+subprocess.run(tell, check=True)
+with malloc.passed_on():
+    subprocess.run(tell, check=True)
+subprocess.run(tell, check=True)
+subprocess.run([sys.executable, "-c", sys.argv[1], "/dev/null"], check=True)
+"""
+
+
+@pytest.mark.parametrize("given", [None, "glibc.malloc.tcache_count=7", ""])
+def test_children_get_what_the_person_has_set(given):
+    """But those that are started for a comparison; and a command sets its own again, once."""
+    environment = {key: value for key, value in os.environ.items() if key != malloc._TUNABLES}
+    environment |= {"JAX_PLATFORMS": "cpu"} | ({} if given is None else {malloc._TUNABLES: given})
+    command = [sys.executable, "-c", PARENT, SCRIPT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    *told, last = done.stdout.splitlines()
+    plain, passed, after = told[:3]
+    assert plain == after == f"{given} False"
+    assert passed == (f"{KEEP} False" if given is None else plain) or passed == f"{KEEP}:glibc.malloc.hugetlb=1 False"
+    starts = [line.partition(" ")[2] for line in told[3:]]
+    assert starts == (["None", KEEP] if given is None else [given]) and last == "runs"
+
+
+def test_a_restart_that_another_process_had_is_nobody_elses(monkeypatch) -> None:
+    monkeypatch.setenv("RECJAX_RESTARTED", str(os.getppid()))
+    monkeypatch.setenv(malloc._TUNABLES, "the person's")
+    monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("it started again"))
+    malloc.restart_with_tunables()
+    assert os.environ[malloc._TUNABLES] == "the person's" and not malloc._own
+
+
 @pytest.mark.parametrize(
     ("platforms", "plugin", "device", "one_arena"),
     [

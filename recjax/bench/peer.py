@@ -26,6 +26,7 @@ from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError, TrainingError
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.dlrm import DLRMConfig
+from recjax.parallel.malloc import passed_on
 from recjax.train import state as states
 from recjax.train.table_specs import specs
 from recjax.train.trainer import Trainer
@@ -57,9 +58,9 @@ class Peer(contextlib.AbstractContextManager["Peer"]):
         command = [python or sys.executable, peer_torch.__file__, str(folder)]
         with open(folder / "errors", "w") as errors:
             try:
-                self._process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=_environment()
-                )
+                with passed_on():  # both sides have the same allocator
+                    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+                    self._process = subprocess.Popen(command, text=True, env=_environment(), **pipes)
             except OSError as error:
                 self._folder.cleanup()
                 raise ConfigError(f"--peer-python {python} cannot be started: {error.strerror}.") from error

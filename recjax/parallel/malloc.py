@@ -10,18 +10,24 @@ such as large tables, still go back to the system when they are freed.
 Where JAX has an accelerator every thread keeps an arena of its own: the threads in which XLA tries kernels while it
 compiles for a GPU wait for each other in a single one. On an H100 with 16 cores the first step of bench_kaggle16 came
 after 60 to 70 s with these tunables, and after 25 to 28 s without any.
+
+What the process starts gets none of it: once glibc has read the tunables they leave the environment. A recjax command
+among the children sets its own; others that are to have them are started within `passed_on`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 _TUNABLES = "GLIBC_TUNABLES"
 _NO_RESTART = "RECJAX_NO_REEXEC"
+_RESTARTED = "RECJAX_RESTARTED"  # for the moment of the restart: the process, so that no child takes it for its own
 _ARROW = "ARROW_DEFAULT_MEMORY_POOL"
 _SYSTEM = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _DEVICES = Path("/dev")
@@ -29,6 +35,7 @@ _ONE_ARENA = "glibc.malloc.arena_max=1"  # only the first of them can hold block
 _KEEP = (f"glibc.malloc.mmap_threshold={2**30}", f"glibc.malloc.trim_threshold={2**30}")
 _HUGE = "glibc.malloc.hugetlb=1"
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
+_own: dict[str, str] = {}  # tunables that this process set for itself, in no environment any more
 
 
 def restart_with_tunables() -> None:
@@ -36,14 +43,32 @@ def restart_with_tunables() -> None:
 
     That is where the user has set GLIBC_TUNABLES, and where there is no glibc. Where RECJAX_NO_REEXEC is set to
     anything, as for a debugger, which would lose the process, it returns too. Huge pages are asked for where the system
-    gives them to those who ask.
+    gives them to those who ask. In the process that was started again it takes the tunables out of the environment.
     """
-    if os.environ.get(_NO_RESTART) or _TUNABLES in os.environ or not _glibc():
+    if os.environ.pop(_RESTARTED, None) == str(os.getpid()):  # a restart keeps the process
+        _own[_TUNABLES] = os.environ.pop(_TUNABLES, "")
         return
-    os.environ |= environment()
+    if _own or os.environ.get(_NO_RESTART) or _TUNABLES in os.environ or not _glibc():
+        return
+    os.environ |= environment() | {_RESTARTED: str(os.getpid())}
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+@contextlib.contextmanager
+def passed_on() -> Iterator[None]:
+    """Gives processes that are started within it the tunables that this one was started again with, if it was.
+
+    For those that are compared with it, or train in its stead. The environment is that of all threads.
+    """
+    added = {} if _TUNABLES in os.environ else _own
+    os.environ |= added
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def environment() -> dict[str, str]:
