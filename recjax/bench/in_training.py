@@ -37,6 +37,7 @@ from recjax.embedding.optim import RowWiseAdagrad
 from recjax.errors import TrainingError
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.dlrm import DLRMConfig
+from recjax.parallel.malloc import passed_on
 from recjax.parallel.mesh import MeshConfig
 from recjax.planning.machine import Kernel, Machine, Point, Quantity
 from recjax.planning.predict import predict
@@ -76,16 +77,20 @@ class References:
     the trainings as it hits what is measured alone.
     """
 
-    def __init__(self, quick: bool) -> None:
-        """Compiles nothing yet. `quick` takes two references, else all."""
+    def __init__(self, quick: bool, calibrated_us: Sequence[float] = ()) -> None:
+        """Compiles nothing yet. `quick` takes two references, else all; their steps took so long in a calibration."""
         self._configs = list(references(quick))
+        self._calibrated_us = tuple(calibrated_us)
         self.found: list[list[Busy]] = []
 
     @classmethod
     def of(cls, machine: Machine) -> References | None:
         """The models that a machine was calibrated with; None if it was with none, or CPU times are not to be had."""
         known = machine.kernel(TRAINING)
-        return cls(len(known.points) == _FEW) if POSSIBLE and known is not None else None
+        if not POSSIBLE or known is None:
+            return None
+        points = sorted(known.points, key=lambda point: point.sizes["reference"])
+        return cls(len(points) == _FEW, [point.us for point in points])
 
     def __enter__(self) -> Self:
         context = multiprocessing.get_context("spawn")
@@ -102,7 +107,9 @@ class References:
           TrainingError: the process that trains has ended.
         """
         try:
-            self.found.append(self._pool.submit(_round).result())
+            with passed_on():  # the first one starts the process, which is to train as a command does
+                trained = self._pool.submit(_round)
+            self.found.append(trained.result())
         except BrokenProcessPool as error:
             raise TrainingError(
                 "the process that trains models between the passes has ended, as one that the system stops for want of "
@@ -146,18 +153,13 @@ class References:
         over = trained.overheads | {"step_in_training": _times(statistics.geometric_mean(waits))}
         return dataclasses.replace(trained, overheads=over)
 
-    def slower(self, machine: Machine, rounds: int) -> float:
-        """Returns how many times as long as when the machine was calibrated steps took in the last rounds.
+    def slower(self, rounds: int) -> float:
+        """Returns how many times as long as in the calibration of their machine (`of`) steps took in the last rounds.
 
         It is the geometric mean over references and rounds.
-
-        Args:
-          machine: that knows `TRAINING`, of as many references as there are here.
-          rounds: how many.
         """
-        points = sorted(machine.kernels[TRAINING].points, key=lambda point: point.sizes["reference"])
         return statistics.geometric_mean(
-            one.step / point.us for found in self.found[-rounds:] for one, point in zip(found, points, strict=True)
+            one.step / us for found in self.found[-rounds:] for one, us in zip(found, self._calibrated_us, strict=True)
         )
 
 

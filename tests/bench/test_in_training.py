@@ -1,5 +1,6 @@
 """References of `recjax calibrate`: whose CPU time is whose, and what comes of it. No time is compared with another."""
 
+import dataclasses
 import os
 import time
 from types import SimpleNamespace
@@ -110,12 +111,18 @@ def test_what_a_training_takes_goes_into_the_machine(monkeypatch, tmp_path):
         for place, of, cores in zip((1, 2, 3), busy, (1, 1.6, 1.9), strict=True)
     ]
     # The last round alone is as the middle one; the one before took 40 us longer in each.
-    assert trainings.slower(found, 1) == pytest.approx(1)
+    again_on = module.References.of(found)
+    again_on.found = trainings.found
+    assert again_on.slower(1) == pytest.approx(1)
     longer = [(of[2] + 40) / of[2] for of in busy]
-    assert trainings.slower(found, 2) == pytest.approx((longer[0] * longer[1] * longer[2]) ** (1 / 6))
+    assert again_on.slower(2) == pytest.approx((longer[0] * longer[1] * longer[2]) ** (1 / 6))
     write(found, tmp_path / "machine.json")
     assert parse((tmp_path / "machine.json").read_bytes(), "here") == found
-    assert len(module.References.of(found)._configs) == 3 and module.References.of(MACHINE) is None
+    assert len(again_on._configs) == 3 and module.References.of(MACHINE) is None
+    # A machine file may have its points in any order: each reference is compared with its own.
+    turned = dataclasses.replace(found.kernels["training"], points=points[::-1])
+    other = module.References.of(dataclasses.replace(found, kernels=found.kernels | {"training": turned}))
+    assert other._calibrated_us == again_on._calibrated_us
     assert {name for name, (_, optional) in OVERHEADS.items() if optional} == found.overheads.keys() - MACHINE.overheads
 
 

@@ -183,7 +183,7 @@ def test_a_step_is_measured_and_predicted(tmp_path):
     _, config = next(cases.workloads(1, "cpu"))
     train = dataclasses.replace(config.train, batch_size=256)
     small = dataclasses.replace(config, train=train, data=dataclasses.replace(config.data, rows=(100, 1000)))
-    taken = measure.measured(small, 0.05, MACHINE, None)
+    taken = measure.measured(small, 0.05, None)
     assert taken["steps"] >= 10 and "slower" not in taken and 0 < taken["step_ms"] and 0 < taken["cpu_ms"]
 
     class Turns:
@@ -194,12 +194,12 @@ def test_a_step_is_measured_and_predicted(tmp_path):
         def round(self):
             self.rounds += 1
 
-        def slower(self, machine, rounds):
-            assert machine is MACHINE and rounds == self.rounds  # all of this case
+        def slower(self, rounds):
+            assert rounds == self.rounds  # all of this case
             return 1.5
 
     references = Turns()
-    assert measure.measured(small, 0.05, MACHINE, references)["slower"] == 1.5
+    assert measure.measured(small, 0.05, references)["slower"] == 1.5
     assert references.rounds == 3  # before, between and after two turns
     foreseen = measure.foreseen(small, MACHINE)
     assert foreseen["no_overhead_ms"] < foreseen["step_ms"] and foreseen["kernels_ms"] < foreseen["step_ms"]

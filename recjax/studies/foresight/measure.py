@@ -68,14 +68,13 @@ def _sketched(config: RunConfig, machine: Machine) -> float:
     return Planner(asked).predicted(exact_sizes(asked.demand, trainer.plan)).step_us
 
 
-def measured(config: RunConfig, seconds: float, machine: Machine, references: References | None) -> dict[str, Any]:
+def measured(config: RunConfig, seconds: float, references: References | None) -> dict[str, Any]:
     """Trains for a short time, by turns with the references of a calibration.
 
     Args:
       config: of the run.
       seconds: to time, in steps of which there are 10 at least.
-      machine: of the calibration.
-      references: of it; None trains none.
+      references: of a machine; None trains none.
 
     Returns:
       "step_ms" of the clock, the median over steps; "cpu_ms", CPU time of all threads over the steps; "steps";
@@ -108,7 +107,7 @@ def measured(config: RunConfig, seconds: float, machine: Machine, references: Re
         "steps": count,
         "others": statistics.mean(known) if known else None,
     }
-    return found if references is None else found | {"slower": references.slower(machine, _TURNS + 1)}
+    return found if references is None else found | {"slower": references.slower(_TURNS + 1)}
 
 
 def _steps(training: Stepping, stream: Iterator[StepInputs], seconds: float) -> Iterator[float]:

@@ -187,7 +187,7 @@ def _figures(case: Case, machine: Machine, turn: int, seconds: float, references
     try:
         if turn < 0:
             return head | measure.foreseen(case.config, machine)
-        return head | measure.measured(case.config, seconds, machine, references)
+        return head | measure.measured(case.config, seconds, references)
     except RecjaxError as error:
         return head | {"refused": str(error)}
 
