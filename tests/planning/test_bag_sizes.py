@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from support.commands import inside
 
+from recjax.bench import run
 from recjax.config import presets
 from recjax.data.bag_sizes import mean_ids
 from recjax.data.batch import Bags, Batch, Feature, Schema
@@ -21,9 +23,11 @@ from recjax.embedding.plan import Plan, Segment
 from recjax.embedding.plan_choice import make_plan
 from recjax.embedding.plan_report import describe_plan, plan_table
 from recjax.embedding.spec import FeatureSpec, TableSpec, ids_per_sample
+from recjax.parallel.mesh import AXES
 from recjax.planning import hot_rank
 from recjax.planning.profile import MOST_IDS, profile_of
 from recjax.tiers.caches import with_caches
+from recjax.train import planned
 from recjax.train.trainer import build_trainer
 
 TABLES = tuple(TableSpec(name, 1000, 4, Sgd(0.1)) for name in "abc")
@@ -85,6 +89,15 @@ def test_owners_that_a_run_has_stored_stay() -> None:
     assert owners(bind(with_owners(OWNED, bind(OWNED, TABLES, UNKNOWN, 2)), TABLES, FEATURES, 2))["b"] == 0
 
 
+def test_a_run_stores_the_owners_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned, "figures", lambda chosen: {})
+    config = presets.load("synthetic", ["planner.machine=h100"])
+    chosen, mesh = cast(Any, SimpleNamespace(plan=OWNED)), cast(Any, SimpleNamespace(shape=dict.fromkeys(AXES, 1)))
+    planned.keep(tmp_path, config, chosen, bind(OWNED, TABLES, FEATURES, 2), mesh)
+    stored = Plan.from_json((tmp_path / "plan.json").read_text(), "a run's")
+    assert {name: found[0].owners for name, found in stored.tables.items()} == {"a": 0, "b": 1, "c": 1}
+
+
 def test_the_report_of_a_plan_has_the_mean() -> None:
     described = describe_plan(OWNED, TABLES, FEATURES, 2, 8)
     assert [described["tables"][name]["ids_per_step"] for name in "abc"] == [80, 32, 32]
@@ -129,8 +142,9 @@ def test_a_run_and_its_commands_know_the_data() -> None:
     config = presets.load("synthetic", [*SMALL])
     mean = mean_ids(config.data.open())["sparse_0"]
     assert 3 < mean < 5
-    of_run = build_trainer(config, splits=("train",), weights=False).bound.features
-    assert [f.ids for f in of_run] == [mean, 2]
+    trainer = build_trainer(config, splits=("train",), weights=False)
+    assert [f.ids for f in trainer.bound.features] == [mean, 2]
+    assert run._about(trainer, cast(Any, SimpleNamespace(steps=1)), None)["ids_per_sample"] == mean + 2
     alone = presets.load("synthetic", [*SMALL, "mesh.devices=1"])
     source: Any = alone.data.open()
     source.read = None  # of a run's copy of its data, which has no blocks

@@ -1,6 +1,7 @@
 """Programs that are compiled cheaply, for tests of numbers: compiling is most of their time.
 
-What XLA does with a program, its collectives and its order are the same. What follows is quicker in two ways:
+A program's collectives and their order are the same. Its fusions are not: which operations XLA joins in a loop depends
+on who makes the loops. What follows is quicker in two ways:
 
 - Always: one LLVM module a program, of XLA's own loops instead of those by MLIR. It halves the time.
 - Unless `optimised`: LLVM does not optimise. It takes another half off, for tests of float64 numbers to 1e-9, of files

@@ -8,7 +8,7 @@ _NUMBERS = ("threshold", "split_seed")  # which Python gives without quotes
 
 
 class Wording(enum.Enum):
-    """Where a person gives the options of a table, with an example of the label."""
+    """Ways to give the options of a table, with an example of each."""
 
     COMMAND = "recjax data prepare table --from FILE label=clicked"
     CONFIG = "recjax train table data.from=FILE data.label=clicked"
