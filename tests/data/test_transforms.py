@@ -210,7 +210,7 @@ def test_a_fault_is_named_by_its_row_in_the_file(tmp_path):
     with pytest.raises(DataError, match=r"t.parquet row 4: column 'x' is 'cheap', not a finite number"):
         recjax.prepare(path, "y", tmp_path / "out", columns="x:dense", where="n>=2", split="random:1,0,0")
     with pytest.raises(
-        DataError, match=r"t.parquet row 4: column 'x' is 'cheap', not a number that where=x>0 could compare"
+        DataError, match=r"t.parquet row 4: column 'x' is 'cheap', not a number that the condition x>0 could compare"
     ):
         recjax.prepare(path, "y", tmp_path / "out", columns="n:id", where="x>0", split="random:1,0,0")
     assert recjax.prepare(path, "y", tmp_path / "out", columns="n:id,x:dense", where="x!=cheap,x>1",
