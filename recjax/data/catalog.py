@@ -185,7 +185,8 @@ def open_verified(name_or_folder: str, overrides: Sequence[str] = ()) -> BlockSo
     elif name_or_folder in DATASETS or not is_folder:
         if Path(name_or_folder).is_file():
             raise DataError(f"{name_or_folder} is a file, not a folder of prepared data. {own.HOW}")
-        source = settings.override(default(name_or_folder), overrides).open()
+        config = settings.override(default(name_or_folder), overrides)
+        source = config.open(Wording.COMMAND) if isinstance(config, Table) else config.open()
     elif overrides:
         raise ConfigError(
             f"{name_or_folder} is a folder of prepared data, whose options are fixed. Leave out {overrides[0]!r}, or "

@@ -224,7 +224,7 @@ def test_a_fault_is_named_by_its_row_in_the_file(tmp_path):
         (["where=price>dear"], 2, ["compares with 'dear', which is no number"]),
         (["where=prise>0"], 2, ["where: .* has no column 'prise'. Did you mean 'price'"]),
         (["where=price>100"], 3, ["no row of .* keeps to where=price>100"]),
-        (["where=user>1"], 3, ["row 1: column 'user' is 'a', not a number that where=user>1 could compare"]),
+        (["where=user>1"], 3, ["row 1: column 'user' is 'a', not a number that the condition user>1 could compare"]),
         (["columns=user:id,user*prise:cross"], 2, ["'user.prise' crosses 'prise', which is no id"]),
         (
             ["columns=user:id,price:dense,user*price:cross"],

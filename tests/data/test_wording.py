@@ -84,11 +84,16 @@ def test_what_the_grammar_of_labels_refuses_is_said_alike_in_all_ways(table: Pat
     assert "label=" not in said(way, table, 2, label="stars:class,stars")
 
 
-def test_proposals_are_settings_to_copy(table: Path) -> None:
+def test_proposals_are_settings_to_copy(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done = inside("data", "prepare", "table", "--from", table, "--out", table.parent / "a", "label=stars:number")
     assert "start from columns=seen:id,user:id,day:id" in done.err
     done = inside("data", "info", "table", f"from={table}", "label=stars:number")
-    assert "start from data.columns=seen:id,user:id,day:id" in done.err
+    assert "start from columns=seen:id,user:id,day:id" in done.err
+    table.write_text(table.read_text() + "1,1,anna,01.01.2025\n")  # else it is prepared already
+    recjax.load("table", [f"data.from={table}", "data.label=stars:number"]).data.open()
+    assert "start from data.columns=seen:id,user:id,day:id" in capsys.readouterr().err
+    recjax.prepare(pa.table(ROWS), "stars:number", table.parent / "b")
+    assert 'start from columns="seen:id,user:id,day:id"' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])

@@ -76,8 +76,8 @@ def _filtered(piece: Piece, names: Sequence[str], conditions: Sequence[Condition
         row = int(np.argmax(wrong))
         raise DataError(
             f"{piece.where(row)}: column {condition.column!r} is {chunk_columns.shown(arrays[condition.column][row])}, "
-            f"not {condition.asked} that the condition {condition.text} could compare. Correct the value, or leave such "
-            f"rows out by a condition before this one, such as {condition.column}!=VALUE,{condition.text}."
+            f"not {condition.asked} that the condition {condition.text} could compare. Correct the value, or leave "
+            f"such rows out by a condition before this one, such as {condition.column}!=VALUE,{condition.text}."
         )
     batch = piece.batch.select(list(names))
     if keep.all():

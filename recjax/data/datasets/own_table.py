@@ -91,8 +91,10 @@ class Table:
         """The settings of the split that name a column."""
         return tuple(name for name in ("time", "group", "split_column") if getattr(self, name))
 
-    def open(self) -> PreparedSource:
+    def open(self, wording: Wording = Wording.CONFIG) -> PreparedSource:
         """The prepared data; those of `from` are prepared first, unless the cache has them.
+
+        `wording` is that of messages about the options.
 
         Raises:
           ConfigError: what `open_raw` raises.
@@ -104,9 +106,10 @@ class Table:
         if self.path:
             return open_as(self)
         if not self.from_:
+            option = wording.option
             raise DataError(
-                "a table needs its file: give data.from=FILE data.label=COLUMN. Or prepare it once with: "
-                f"{prepare_command(self)} and give that folder as data.path=DIR."
+                f"a table needs its file: give {option('from', 'FILE')} {option('label', 'COLUMN')}. Or prepare it "
+                f"once with: {prepare_command(self)} and give that folder as {option('path', 'DIR')}."
             )
         folder = cache_folder() / f"table-{_stem(self.from_)}-{self._key()}"
         if (found := cached(folder, self.kind)) is not None:
@@ -115,7 +118,7 @@ class Table:
             _wait(folder, stack)
             if (found := cached(folder, self.kind)) is not None:  # another process has prepared them meanwhile
                 return found
-            reader = open_raw(self, self.from_, Wording.CONFIG)
+            reader = open_raw(self, self.from_, wording)
             return prepare_table(self, reader, folder, overwrite=True)
 
     def _key(self) -> str:
