@@ -73,6 +73,28 @@ def test_rankings_say_how_good_the_planners_choice_is():
     assert row["planner_is_best"] is False and row["noise"] == 1
 
 
+def test_plans_that_make_one_program_are_one_plan_that_was_measured_more_often():
+    """By hand: passes of 10 and 10 e^0.2, 20 and 20 e^0.2: a deviation of 0.1 sqrt(2) of one of them, pooled."""
+    up = math.exp(0.2)
+    row = rankings(
+        [
+            found("few on 2: auto", 9.0, 10.0, kind="plan", program="a"),
+            found("few on 2: planner", 9.0, 10.0 * up, kind="plan", program="a"),
+            found("few on 2: copies", 6.0, 20.0, 20.0 * up, kind="plan", program="b"),
+            found("few on 2: rows", 7.0, 12.5, kind="plan", program="c"),
+        ]
+    )[0]
+    assert [(plan["plan"], plan["also"]) for plan in row["plans"]] == [
+        ("planner", ["auto"]),
+        ("rows", []),
+        ("copies", []),
+    ]
+    assert row["best"] == "planner" and row["planner"] == row["auto"] == 1
+    assert row["noise"] == pytest.approx(math.exp(2 * 0.1 * math.sqrt(2)))
+    # Copies differ from both by more than that; rows do not from the planner's: exp(2 x 0.141 x sqrt(1/2 + 1)) = 1.41.
+    assert row["apart"] == pytest.approx(2 / 3) and row["tau_apart"] == -1 and row["tau"] == -1
+
+
 def test_signs_count_only_what_is_beyond_the_noise():
     base = found("base", 10.0, 10.0, 11.0)
     changes = [("right", 20.0, 25.0), ("wrong", 20.0, 5.0), ("noise", 20.0, 10.2)]

@@ -42,7 +42,7 @@ class Found:
           what: "step_ms" or "cpu_ms"; "steady_ms" or "steady_cpu_ms", the same at the speed that the machine had in the
             calibration.
         """
-        return float(np.median(self._times(what)))
+        return float(np.median(self.times(what)))
 
     @property
     def by_turns(self) -> bool:
@@ -52,10 +52,11 @@ class Found:
     @property
     def repeat(self) -> float:
         """The repeat error: of the passes' step times the largest over the least; 1 of a single pass."""
-        times = self._times("steady_ms")
+        times = self.times()
         return max(times) / min(times)
 
-    def _times(self, what: str) -> list[float]:
+    def times(self, what: str = "steady_ms") -> list[float]:
+        """Time of each pass, as `measured` has it of all."""
         steady = {"steady_ms": "step_ms", "steady_cpu_ms": "cpu_ms"}
         if what in steady:
             return [one[steady[what]] / one.get("slower", 1.0) for one in self.passes]
@@ -134,42 +135,83 @@ def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def rankings(found: Sequence[Found]) -> list[dict[str, Any]]:
-    """Returns how plans of each workload are ranked.
+    """Returns how plans of each workload are ranked. Plans that make the same program are one, with the passes of all.
 
     Returns:
-      for each workload and number of devices "workload"; "plans", each with "plan", "predicted_ms", "sketch_ms",
-      "measured_ms" and "repeat", the fastest measured first; "tau" of the prediction of the compiled step and
-      "tau_sketch"; "best"; "planner", measured time of the planner's choice over the best one's, and "auto", over that
-      of the plain rule; "noise", the largest repeat error; "planner_is_best", whether it is so within that.
+      for each workload and number of devices "workload"; "plans", each with "plan", "also" (names of those that make
+      the same program), "predicted_ms", "sketch_ms", "measured_ms" and "repeat", the fastest measured first; "tau" of
+      the prediction of the compiled step and "tau_sketch"; "apart", the share of pairs whose measured times differ by
+      more than their noise, and "tau_apart" of these; "best"; "planner", measured time of the planner's choice over the
+      best one's, and "auto", over that of the plain rule; "noise", two standard errors of "planner", a ratio, or of the
+      two fastest where there is none (1 where no program was measured twice); "planner_is_best", whether it is so
+      within that.
     """
     of: dict[str, list[Found]] = {}
     for one in found:
         of.setdefault(one.name.partition(": ")[0], []).append(one)
-    result = []
-    for workload, own in of.items():
-        own = sorted(own, key=Found.measured)
-        times = [one.measured() for one in own]
-        named = {one.name.partition(": ")[2]: one for one in own}
-        noise = max(one.repeat for one in own)
-        row: dict[str, Any] = {
-            "workload": workload,
-            "plans": [
-                {"plan": one.name.partition(": ")[2], "predicted_ms": one.predicted["step_ms"],
-                 "sketch_ms": one.predicted["sketch_ms"], "measured_ms": one.measured(), "repeat": one.repeat}
-                for one in own
-            ],
-            "tau": kendall_tau([one.predicted["step_ms"] for one in own], times),
-            "tau_sketch": kendall_tau([one.predicted["sketch_ms"] for one in own], times),
-            "best": own[0].name.partition(": ")[2],
-            "noise": noise,
-        }  # fmt: skip
-        if "planner" in named:
-            chosen = named["planner"].measured()
-            row |= {"planner": chosen / times[0], "planner_is_best": chosen <= noise * times[0]}
-            if "auto" in named:
-                row["auto"] = chosen / named["auto"].measured()
-        result.append(row)
-    return result
+    return [_ranking(workload, own) for workload, own in of.items()]
+
+
+def _ranking(workload: str, found: Sequence[Found]) -> dict[str, Any]:
+    programs: dict[str, list[Found]] = {}
+    for one in found:
+        programs.setdefault(one.predicted.get("program", one.name), []).append(one)
+    own = sorted(map(_joined, programs.values()), key=Found.measured)
+    names = {one.name: _plan_names(programs[one.predicted.get("program", one.name)]) for one in own}
+    named = {name: one for one in own for name in names[one.name]}
+    times = [one.measured() for one in own]
+    predicted = [one.predicted["step_ms"] for one in own]
+    spread = _spread(own)
+    apart = [
+        (faster, slower)
+        for faster, slower in itertools.combinations(range(len(own)), 2)
+        if times[slower] / times[faster] > _noise(spread, own[faster], own[slower])
+    ]
+    agree = sum(int(np.sign(predicted[slower] - predicted[faster])) for faster, slower in apart)
+    row: dict[str, Any] = {
+        "workload": workload,
+        "plans": [
+            {"plan": names[one.name][0], "also": names[one.name][1:], "predicted_ms": one.predicted["step_ms"],
+             "sketch_ms": one.predicted["sketch_ms"], "measured_ms": one.measured(), "repeat": one.repeat}
+            for one in own
+        ],
+        "tau": kendall_tau(predicted, times),
+        "tau_sketch": kendall_tau([one.predicted["sketch_ms"] for one in own], times),
+        "apart": len(apart) / max(1, math.comb(len(own), 2)),
+        "tau_apart": agree / len(apart) if apart else math.nan,
+        "best": names[own[0].name][0],
+        "noise": _noise(spread, *own[:2]) if len(own) > 1 else 1.0,
+    }  # fmt: skip
+    if "planner" in named:
+        chosen = named["planner"]
+        noise = _noise(spread, own[0], chosen)
+        took = chosen.measured() / times[0]
+        row |= {"planner": took, "noise": noise, "planner_is_best": took <= noise}
+        if "auto" in named:
+            row["auto"] = chosen.measured() / named["auto"].measured()
+    return row
+
+
+def _joined(same: Sequence[Found]) -> Found:
+    return dataclasses.replace(same[0], passes=[one for each in same for one in each.passes])
+
+
+def _plan_names(same: Sequence[Found]) -> list[str]:
+    """Names of plans, those that are chosen by rule first."""
+    names = [one.name.partition(": ")[2] for one in same]
+    return sorted(names, key=lambda name: {"planner": 0, "auto": 1}.get(name, 2))
+
+
+def _spread(found: Sequence[Found]) -> float:
+    """Standard deviation of the logarithm of one pass's time, pooled over cases; 0 if none was measured twice."""
+    logs = [np.log(one.times()) for one in found]
+    free = sum(len(of_case) - 1 for of_case in logs)
+    return math.sqrt(sum(float(np.sum((x - x.mean()) ** 2)) for x in logs) / free) if free else 0.0
+
+
+def _noise(spread: float, one: Found, other: Found) -> float:
+    """Two standard errors of the ratio of two cases' times, as a ratio."""
+    return math.exp(2 * spread * math.sqrt(1 / len(one.passes) + 1 / len(other.passes)))
 
 
 def signs(found: Sequence[Found]) -> dict[str, Any]:

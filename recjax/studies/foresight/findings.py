@@ -85,7 +85,8 @@ def _rankings(rankings: Sequence[Mapping[str, Any]]) -> list[Row]:
     found = []
     for row in rankings:
         text = f"tau {row['tau']:.2f}, from sizes alone {row['tau_sketch']:.2f}; best plan {row['best']}"
-        why = f"largest repeat error {row['noise']:.2f}"
+        why = f"noise {row['noise']:.2f}; of the {row['apart']:.0%} of pairs that are further apart, tau is "
+        why += f"{row['tau_apart']:.2f}"
         if "planner" in row:
             why = f"the planner's plan takes {row['planner']:.2f} of the best one's time" + (
                 f" and {row['auto']:.2f} of the plain rule's; {why}" if "auto" in row else f"; {why}"
@@ -119,7 +120,8 @@ def _plan_table(row: Mapping[str, Any]) -> Table:
     rows = [["plan", "measured, ms", "predicted, ms", "from sizes alone, ms", "repeat error"]]
     for plan in row["plans"]:
         times = (plan[key] for key in ("measured_ms", "predicted_ms", "sketch_ms"))
-        rows.append([plan["plan"], *(f"{ms:.2f}" for ms in times), f"{plan['repeat']:.2f}"])
+        name = f"{plan['plan']} (also {', '.join(plan['also'])})" if plan["also"] else plan["plan"]
+        rows.append([name, *(f"{ms:.2f}" for ms in times), f"{plan['repeat']:.2f}"])
     return Table(f"{row['workload']} devices", rows)
 
 

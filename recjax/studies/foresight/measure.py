@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import math
 import statistics
 import time
@@ -37,7 +38,8 @@ def foreseen(config: RunConfig, machine: Machine) -> dict[str, Any]:
       "step_ms" in full; "cpu_ms" of all threads and devices, where they share cores; "kernels_ms", kernels and
       collectives one after the other and nothing else (of devices that share cores: of all of these, over the cores);
       "no_overhead_ms", in full but for the overheads of starting kernels and loops; "sketch_ms", from sizes alone, as
-      the planner sees it; "outside", classes far outside of what was measured, see `recjax.planning.reach`.
+      the planner sees it; "outside", classes far outside of what was measured, see `recjax.planning.reach`; "program",
+      the same for equal programs of a device on equal input.
     """
     full = predicted(config, machine)
     overheads = {n: Quantity(_LEAST, q.unit, "left out") for n, q in machine.overheads.items() if q.unit == "us"}
@@ -50,6 +52,7 @@ def foreseen(config: RunConfig, machine: Machine) -> dict[str, Any]:
         "sketch_ms": _sketched(config, machine) / 1e3,
         "devices_ms": full.bounds[DEVICES] / 1e3,
         "outside": [dataclasses.asdict(one) for one in outside(full.graph, machine)],
+        "program": hashlib.sha256(repr((full.graph, full.host)).encode()).hexdigest()[:16],
     }
     return found if full.cpu_us is None else found | {"cpu_ms": full.cpu_us / 1e3}
 
