@@ -195,7 +195,7 @@ class Machine:
         return otherwise if found is None else found.value
 
     def longer(self, devices: int) -> float:
-        """How many times as long as its work a step of a training takes.
+        """Returns how many times as long as its work a step of a training takes.
 
         `step_in_training` is of one device, for whose step a core waits in vain. Of more devices than cores, each core
         has several: it waits when all of them do, as in the model of multiprogramming, in which n programs that wait a
