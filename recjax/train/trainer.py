@@ -261,12 +261,13 @@ def build_trainer(
     Raises:
       ConfigError, DataError, DeviceError: what config, data or devices lack.
     """
-    read = splits[0] if splits else "train" if source is None else ""  # else, for predictions, it may have no blocks
+    # Not for an evaluation, in which the processes read each block once, nor for predictions, whose data may have none.
+    trains = "train" in splits if splits else source is None
     source = config.data.open() if source is None else source
     for split in splits:
         require_rows(source, split)
     config = config.for_rows(int(source.row_counts("train").sum()))
-    tables, features = specs(config, source.schema, mean_ids(source, read) if read else {})
+    tables, features = specs(config, source.schema, mean_ids(source) if trains else {})
     plan, chosen, _ = plan_of(config, source, tables, features, config.mesh.shape)  # before devices start
     mesh = make_mesh(config.mesh)
     shape = tuple(mesh.shape[axis] for axis in AXES)
