@@ -73,7 +73,7 @@ def float32_again() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def pictures_once() -> None:
-    """Draws those of commands once. Modules that are collected have the functions that draw."""
+    """Draws the pictures of commands once. Test modules, imported before, keep the functions that draw."""
     pictures.keep()
 
 

@@ -14,8 +14,8 @@ from recjax.utils.units import size_text
 def with_caches(bound: BoundPlan, budget_bytes: int, item_bytes: int) -> BoundPlan:
     """The plan with caches in place of the buffers whose rows are spread over the devices.
 
-    Each gets a share of the budget that is proportional to the bytes that a batch names of its rows, but no
-    more than all of its rows: one that gets as much is no cache.
+    Each gets a share of the budget that is proportional to the bytes that a batch names of its rows, but no more
+    than all of its rows: one that gets as much is no cache.
 
     Args:
       bound: a plan; it is returned if all rows fit.

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from recjax.data.arrow import roles
 from recjax.data.arrow.column_profile import ColumnProfile
+from recjax.data.arrow.proposals import Proposal, propose, to_text
 from recjax.data.arrow.roles import Asked
 from recjax.errors import ConfigError, DataError
 
@@ -126,8 +127,8 @@ WORD = [f"w{i % 50}" for i in range(N)]
     ],
 )
 def test_what_is_proposed(name, values, role, why):
-    found, reason = roles.propose(name, profile(values))
-    assert found == role and why in reason
+    found = propose(name, profile(values))
+    assert found.role == role and why in found.why
 
 
 @pytest.mark.parametrize("csv", [True, False])
@@ -154,19 +155,24 @@ def test_text_that_looks_like_dates(values, date, csv):
     for found in cuts:
         assert bool(found.date) == bool(date)
         assert not date or found.date in [v.decode() if csv else v for v in values if v]
-        role, why = roles.propose("day", found)
-        assert (f" that looks like dates ({found.date}), " in why) == bool(date) and (role == "id" or not date)
+        made = propose("day", found)
+        assert (f" that looks like dates ({found.date}), " in made.why) == bool(date)
+        assert made.date == found.date and (made.role == "id" or not date)
     assert cuts[0].date == date
 
 
 def test_few_rows_are_no_reason_to_leave_ids_out():
-    assert roles.propose("user", profile([f"u{i}" for i in range(99)]))[0] == "id"
-    assert roles.propose("user", profile([f"u{i}" for i in range(100)]))[0] == "skip"
+    assert propose("user", profile([f"u{i}" for i in range(99)])).role == "id"
+    assert propose("user", profile([f"u{i}" for i in range(100)])).role == "skip"
 
 
 def test_proposals_as_text_that_gives_the_same():
-    text = roles.to_text(
-        {"user": ("id", "text, 2 values"), "note": ("skip", "one value"), "price": ("dense", "numbers")}
+    text = to_text(
+        {
+            "user": Proposal("id", "text, 2 values"),
+            "note": Proposal("skip", "one value"),
+            "price": Proposal("dense", "numbers"),
+        }
     )
     assert text.splitlines() == [
         "columns=auto takes the columns so:",
@@ -179,7 +185,7 @@ def test_proposals_as_text_that_gives_the_same():
 
 def test_proposals_as_text_beside_roles_of_ones_own():
     given = ("auto", "tags:jagged:min_count=2", "note:skip")
-    text = roles.to_text({"user": ("id", "text, 2 values"), "x": ("skip", "one value")}, given)
+    text = to_text({"user": Proposal("id", "text, 2 values"), "x": Proposal("skip", "one value")}, given)
     assert text.splitlines()[-1] == "to have it otherwise, start from columns=user:id,tags:jagged:min_count=2"
     assert roles.parse(("user:id", "tags:jagged:min_count=2"))[1].keys() == {"user", "tags"}
 

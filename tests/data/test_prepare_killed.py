@@ -38,7 +38,7 @@ def command(raw, out):
 
 @pytest.fixture(scope="module")
 def clean(raw, tmp_path_factory):
-    """What a preparation says that nobody killed."""
+    """The report of a preparation that nobody killed."""
     out = tmp_path_factory.mktemp("clean") / "out"
     with start(*command(raw, out), before=KILL.format(after=10**9, method="read")) as process:
         return json.loads(process.communicate()[0])

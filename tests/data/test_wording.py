@@ -32,7 +32,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def said(way: str, table: Path, status: int, **options: Any) -> str:
-    """What refuses options that are given in one of the ways."""
+    """The message that refuses options which are given in one of the ways."""
     given = [f"{key}={value}" for key, value in options.items()]
     out = table.parent / "out"
     if way == "command":

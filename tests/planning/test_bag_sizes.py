@@ -69,7 +69,7 @@ def test_a_sample_has_each_data_feature_once() -> None:
 
 
 def test_owners_share_lookups_by_the_mean() -> None:
-    """Of 18 lookups ten are of a, which so is alone; where its bag counts as one id, b and c are apart."""
+    """Ten of 18 lookups are of a, so that it is alone. Where its bag counts as one id, b and c are apart."""
     assert owners(bind(OWNED, TABLES, FEATURES, 2)) == {"a": 0, "b": 1, "c": 1}
     assert owners(bind(OWNED, TABLES, UNKNOWN, 2)) == {"a": 0, "b": 0, "c": 1}
 

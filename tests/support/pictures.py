@@ -34,8 +34,8 @@ def _once(draw: Callable[..., None], module: ModuleType) -> Callable[..., None]:
 
 def keep() -> None:
     """Does so from now on, in this process and in forks of it."""
-    setattr(main, "draw_curves", _once(curves.draw_curves, curves))  # noqa: B010
-    setattr(calibration, "draw", _once(calibration.draw, calibration))  # noqa: B010
+    vars(main)["draw_curves"] = _once(curves.draw_curves, curves)
+    vars(calibration)["draw"] = _once(calibration.draw, calibration)
 
 
 def draw_first() -> None:

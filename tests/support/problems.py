@@ -216,6 +216,15 @@ class Placed:
             assert bool(metrics["ok"])
         return state
 
+    def result(self, state: TrainState, first: int = 0) -> Result:
+        """Losses of the batches from `first` on, and the weights that they leave."""
+        losses = []
+        for inputs in self.inputs[first:]:
+            state, metrics = self.trainer.train_step(state, inputs)
+            assert bool(metrics["ok"])
+            losses.append(float(metrics["loss"]))
+        return Result(losses, *by_row(self.trainer, state))
+
 
 def new_weights(problem: Problem, dtype: Any) -> dict[str, Any]:
     """A checkpoint of new weights, made once on one device: to compile that for each mesh may take as long as its step.
@@ -242,14 +251,8 @@ def _new_weights(
 
 def run_sharded(problem: Problem, devices: int, plan: str | Plan, dtype: Any, **how: Any) -> Result:
     """Trains with the product's own step on a mesh of `devices`; `how` is as for `trainer_of`."""
-    trainer = trainer_of(problem, devices, plan, dtype, **how)
-    placed = Placed.of(problem, trainer)
-    state, losses = placed.start(), []
-    for inputs in placed.inputs:
-        state, metrics = trainer.train_step(state, inputs)
-        assert bool(metrics["ok"])
-        losses.append(float(metrics["loss"]))
-    return Result(losses, *by_row(trainer, state))
+    placed = Placed.of(problem, trainer_of(problem, devices, plan, dtype, **how))
+    return placed.result(placed.start())
 
 
 def by_row(trainer: Trainer, state: TrainState) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:

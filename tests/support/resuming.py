@@ -10,9 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from recjax.train.checkpoint.checkpoints import Checkpoints
 from support.commands import arrays, assert_same_arrays, start, steps_of
 
+MARKS = [getattr(pytest.mark, name) for name in
+         ("full", "multiprocess", "light_compile", "few_programs", "shared_programs")]  # fmt: skip
 # Three blocks of rows in windows of two; 20 steps an epoch, the last of 16 samples; 40 steps on two devices.
 # An evaluation has 5 batches; at this learning rate the best step is not the last.
 # The preset keeps a checkpoint every 5 steps, evaluates every 15, and logs every one.

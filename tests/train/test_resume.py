@@ -18,6 +18,7 @@ from support.resuming import (
     DIES,
     EPOCH,
     LONG,
+    MARKS,
     ROWS,
     STEPS,
     assert_ended_like,
@@ -26,13 +27,7 @@ from support.resuming import (
     steps_kept,
 )
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.multiprocess,
-    pytest.mark.light_compile,
-    pytest.mark.few_programs,
-    pytest.mark.shared_programs,
-]
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")

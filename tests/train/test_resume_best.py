@@ -1,16 +1,9 @@
 """Which step of a run is best, and when it stops for want of a better one, survive an end, a kill and an extension."""
 
-import pytest
 from support.commands import arrays, assert_same_arrays, inside, lines_of, steps_of
-from support.resuming import DIES, LONG, assert_ended_like, kill, last_step, steps_kept
+from support.resuming import DIES, LONG, MARKS, assert_ended_like, kill, last_step, steps_kept
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.multiprocess,
-    pytest.mark.light_compile,
-    pytest.mark.few_programs,
-    pytest.mark.shared_programs,
-]
+pytestmark = MARKS
 
 
 def test_an_extended_run_has_no_trace_of_its_old_end(preset, tmp_path):

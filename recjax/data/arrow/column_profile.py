@@ -20,6 +20,16 @@ _DATE = "|".join(
     for dot in ("[.]", "/", "-")
     for parts in ((_DAY, _DAY, "[0-9]{4}"), ("[0-9]{4}", _DAY, _DAY), ("[0-3][0-9]", "[0-3][0-9]", "[0-9]{2}"))
 )
+IN_WORDS = {
+    "none": "nothing",
+    "boolean": "true and false",
+    "integer": "integers",
+    "unsigned": "integers",
+    "float": "numbers",
+    "time": "times",
+    "text": "text",
+    "other": "structures, durations or mixed types",
+}  # kind -> its values in words
 _ORDER: tuple[Kind, ...] = ("none", "boolean", "integer", "unsigned", "float")  # each can hold the ones before it
 
 

@@ -16,6 +16,7 @@ from recjax.data.arrow.column_profile import ColumnProfile
 from recjax.data.arrow.label import LabelProfile
 from recjax.data.arrow.labels import Labels, LabelsProfile, describe
 from recjax.data.arrow.pieces import Piece
+from recjax.data.arrow.proposals import propose
 from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.arrow.scan import TableFile
 from recjax.data.arrow.splitter import Choices, Splitter
@@ -38,7 +39,7 @@ class TableReader:
     Attributes:
       specs: the columns, in the order of the schema.
       labels: several of them; empty: one binary label.
-      proposals: what `columns=auto` made of each column it was to judge, and why.
+      proposals: those of `columns=auto` for each column that it was to judge.
       left_out: rows that the conditions of `where` leave out.
     """
 
@@ -73,10 +74,8 @@ class TableReader:
         auto, asked = roles.parse(choices.columns)
         judged = self._check_names(auto, asked)
         profiles = self._look(asked, judged)
-        self.proposals: dict[str, tuple[roles.Role, str]] = {}
-        for name in judged:
-            self.proposals[name] = roles.propose(name, profiles[name])
-        wanted = {name: roles.Asked(role) for name, (role, _) in self.proposals.items()} | asked
+        self.proposals = {name: propose(name, profiles[name]) for name in judged}
+        wanted = {name: roles.Asked(one.role) for name, one in self.proposals.items()} | asked
         crosses = [name for name, each in asked.items() if each.role == "cross"]
         plain = [name for name in asked if name not in crosses]
         order = [

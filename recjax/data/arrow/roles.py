@@ -1,17 +1,13 @@
-"""Roles of columns in the model: the grammar of `columns=`, and those that `auto` proposes."""
+"""Roles of columns in the model: the grammar of `columns=`."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
 from recjax.data.arrow import time_parts
-from recjax.data.arrow.column_profile import ColumnProfile
-from recjax.data.arrow.convert import EXACT
-from recjax.data.arrow.wording import Wording
+from recjax.data.arrow.column_profile import IN_WORDS, ColumnProfile
 from recjax.data.prepare.chunk import RawFeature
 from recjax.data.prepare.dense_columns import DenseTransform
 from recjax.errors import ConfigError, DataError
@@ -24,12 +20,7 @@ SEPARATOR = "|"  # of the entries of a jagged column that is text
 ROLES = get_args(Role)
 _MOST_BUCKETS = 10_000
 _TRANSFORMS = get_args(DenseTransform)
-_LIKE_DATES = " that looks like dates"  # of text, in the reason of its role
-_EXAMPLE = "columns=user:id,tags:jagged,price:dense, or columns=auto"
-_NAMED_ID = re.compile(r"(^|[_\W])(id|ids|uid|key|code|zip|zipcode|postcode|sku|isbn|hash)($|[_\W])|[a-z]I[dD]$", re.I)
-_LEVELS, _LEAST_RANGE = 20, 200  # distinct integers: up to so many are levels; from so many on, without gaps, ids
-_TIMES = ((631_152_000, 4_102_444_800), (631_152_000_000, 4_102_444_800_000))  # 1990 to 2100 in s and ms since 1970
-_UNIQUE, _UNIQUE_ROWS = 0.95, 100  # share of rows with a value of their own, from so many rows on
+_EXAMPLE = "user:id,tags:jagged,price:dense, or auto"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +189,7 @@ def sources_of(name: str) -> tuple[str, ...]:
     if len(sources) < 2 or not all(sources) or len(set(sources)) < len(sources):
         raise ConfigError(
             f"columns: {name!r} is no cross of several features. Write them with {CROSS} between them: "
-            "columns=user:id,kind:id,user*kind:cross."
+            "user:id,kind:id,user*kind:cross."
         )
     return sources
 
@@ -232,7 +223,7 @@ def parts_of(name: str, asked: Asked, profile: ColumnProfile) -> list[ColumnSpec
     kind = profile.kind
     number = kind in ("integer", "unsigned", "float")
     if kind == "none" or profile.lists or not (number or kind in ("time", "text")):
-        what = "no value" if kind == "none" else "lists" if profile.lists else _A[kind]
+        what = "no value" if kind == "none" else "lists" if profile.lists else IN_WORDS[kind]
         raise DataError(f"column {name!r} holds {what}, which has no hour or weekday. Leave it out: {name}:skip.")
     per_second = time_parts.units_of(profile.most) if number else 1
     read_as = "float" if number else "time"
@@ -269,12 +260,12 @@ def spec_of(name: str, asked: Asked, profile: ColumnProfile) -> ColumnSpec:
     if not profile.lists and role in ("jagged", "vector"):
         other = "id" if role == "jagged" else "dense"
         raise DataError(
-            f"column {name!r} holds {_A[kind]}, not lists, so it cannot be {role}. Give it as {name}:{other}."
+            f"column {name!r} holds {IN_WORDS[kind]}, not lists, so it cannot be {role}. Give it as {name}:{other}."
         )
     if kind == "other" or role in ("id", "jagged") and kind == "time" and not asked.buckets:
         instead = f" Its hour and weekday can: {name}:time." if kind == "time" and role == "id" else ""
         raise DataError(
-            f"column {name!r} holds {_A[kind]}, which cannot be {role}.{instead} Or leave it out: {name}:skip."
+            f"column {name!r} holds {IN_WORDS[kind]}, which cannot be {role}.{instead} Or leave it out: {name}:skip."
         )
     if asked.buckets:
         if kind == "text":
@@ -322,92 +313,3 @@ def to_json(specs: Sequence[ColumnSpec]) -> list[dict[str, Any]]:
         {key: v for key, v in dataclasses.asdict(spec).items() if key in _ALWAYS or v != getattr(plain, key)}
         for spec in specs
     ]
-
-
-_A = {
-    "none": "nothing",
-    "boolean": "true and false",
-    "integer": "integers",
-    "unsigned": "integers",
-    "float": "numbers",
-    "time": "times",
-    "text": "text",
-    "other": "structures, durations or mixed types",
-}  # kind -> its values in words
-
-
-def propose(name: str, profile: ColumnProfile) -> tuple[Role, str]:
-    """The role that a column most likely has, and why.
-
-    Text, booleans, and integers that look like names of things are ids; other numbers are dense; lists of numbers with
-    fractions are vectors and other lists bags. Left out is what no model can learn from as it stands: times, nested
-    values, a single value, and values that nearly every row has for itself.
-    """
-    kind, distinct, rows = profile.kind, profile.distinct, profile.counted_rows
-    number = kind in ("integer", "unsigned") or kind == "float" and profile.whole
-    what = f"{distinct:,} values" + (f" in the first {rows:,} rows" if rows < profile.rows else "")
-    if name == "":
-        return "skip", "has no name, like the index that pandas writes"
-    if kind == "none":
-        return "skip", "has no value"
-    if kind == "other":
-        return "skip", _A[kind]
-    if profile.lists:
-        if kind == "float" and not profile.whole:
-            same = profile.least_width == profile.most_width
-            return ("vector", f"{profile.most_width} numbers each") if same else ("skip", "lists of unequal length")
-        return ("skip", "lists of times") if kind == "time" else ("jagged", f"lists, {what}")
-    if kind == "time":
-        return "skip", "times; split=time can order the rows by them"
-    if distinct < 2 and not profile.optional:
-        return "skip", "one value"
-    if (kind == "text" or number) and rows >= _UNIQUE_ROWS and distinct > _UNIQUE * rows:
-        if kind == "text" or _NAMED_ID.search(name) or profile.most - profile.least < 1.05 * rows:
-            return "skip", f"{what}: nearly every row has one of its own"
-    if kind in ("text", "boolean"):
-        dates = f"{_LIKE_DATES} ({profile.date})" if profile.date else ""
-        return "id", f"{'text' if kind == 'text' else 'true and false'}{dates}, {what}"
-    if not number:
-        return "dense", "numbers"
-    if _NAMED_ID.search(name):
-        return "id", f"named like one, {what}"
-    if distinct > _LEVELS and any(least <= profile.least and profile.most <= most for least, most in _TIMES):
-        return "skip", "times, as seconds or milliseconds since 1970; split=time can order the rows by them"
-    if max(-profile.least, profile.most) >= EXACT:
-        return "id", f"large integers, {what}"
-    if distinct <= _LEVELS:
-        return "id", f"integers, {what}"
-    if distinct > _LEAST_RANGE and profile.most - profile.least + 1 < 2 * distinct:
-        return "id", f"integers nearly without gaps, {what}"
-    return "dense", f"integers from {profile.least:,.0f} to {profile.most:,.0f}"
-
-
-def to_text(
-    proposals: Mapping[str, tuple[Role, str]], given: Sequence[str] = (), wording: Wording = Wording.COMMAND
-) -> str:
-    """Returns proposals as lines to print, and as the setting that gives the same.
-
-    Args:
-      proposals: column -> its role, and why.
-      given: the texts of `columns=`, whose own roles that setting keeps.
-      wording: of that setting.
-    """
-    width = max(map(len, proposals), default=0)
-    lines = [
-        f"  {name:{width}}  {'left out' if role == 'skip' else role:8}  {why}"
-        for name, (role, why) in proposals.items()
-    ]
-    own = [text for text in given if text != AUTO and not text.endswith(":skip")]
-    taken = ",".join([f"{name}:{role}" for name, (role, _) in proposals.items() if role != "skip"] + own)
-    times = [name for name, (role, why) in proposals.items() if role == "skip" and why.startswith("times")]
-    option = functools.partial(wording.option, "columns")
-    more = [f"hour and weekday become features with {option(f'auto,{times[0]}:time')}"] if times else []
-    for name, (role, why) in proposals.items():
-        if role == "id" and (date := why.partition(_LIKE_DATES)[2].partition(",")[0]):
-            more.append(
-                f"warning: {name} is text that looks like dates{date}, so that each is an id. Written as 2026-01-31 "
-                f"(ISO 8601), {option(f'auto,{name}:time:weekday')} makes their weekday, and "
-                f"{option(f'auto,{name}:dense')} a number; {option(f'auto,{name}:skip')} leaves them out"
-            )
-    asked = f"to have it otherwise, start from {option(taken)}"
-    return "\n".join([f"{option(AUTO)} takes the columns so:", *lines, asked, *more])

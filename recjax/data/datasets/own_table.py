@@ -9,7 +9,7 @@ import re
 from pathlib import Path, PurePath
 from typing import Any, ClassVar, cast
 
-from recjax.data.arrow import labels, roles, row_filter, scan, splits
+from recjax.data.arrow import labels, proposals, roles, row_filter, scan, splits
 from recjax.data.arrow.label import Label
 from recjax.data.arrow.reader import TableReader
 from recjax.data.arrow.scan import TableFile
@@ -175,7 +175,7 @@ def open_files(config: Table, files: dict[str, list[TableFile]], wording: Wordin
     )
     reader = TableReader(files, choices)
     if reader.proposals:
-        log.info(roles.to_text(reader.proposals, config.columns, wording))
+        log.info(proposals.to_text(reader.proposals, config.columns, wording))
     return reader
 
 
@@ -186,7 +186,7 @@ def prepare_table(
     own = any(spec.transform for spec in reader.specs)
     by_name = [spec.transform or config.dense for spec in reader.specs for _ in spec.dense_names]
     dense = cast(tuple[DenseTransform, ...], tuple(by_name)) if own else None
-    proposed = {name: [role, why] for name, (role, why) in reader.proposals.items()}
+    proposed = {name: [one.role, one.why] for name, one in reader.proposals.items()}
     described: dict[str, Any] = {"columns": roles.to_json(reader.specs), "proposed": proposed}
     if config.where:
         described["where"] = {"conditions": list(config.where), "left_out": reader.left_out}

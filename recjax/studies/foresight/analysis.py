@@ -156,9 +156,9 @@ def _ranking(workload: str, found: Sequence[Found]) -> dict[str, Any]:
     programs: dict[str, list[Found]] = {}
     for one in found:
         programs.setdefault(one.predicted.get("program", one.name), []).append(one)
-    own = sorted(map(_joined, programs.values()), key=Found.measured)
-    names = {one.name: _plan_names(programs[one.predicted.get("program", one.name)]) for one in own}
-    named = {name: one for one in own for name in names[one.name]}
+    joined = sorted(((_joined(same), _plan_names(same)) for same in programs.values()), key=lambda it: it[0].measured())
+    own, names = [one for one, _ in joined], [of_one for _, of_one in joined]
+    named = {name: one for one, of_one in joined for name in of_one}
     times = [one.measured() for one in own]
     predicted = [one.predicted["step_ms"] for one in own]
     spread = _spread(own)
@@ -171,15 +171,15 @@ def _ranking(workload: str, found: Sequence[Found]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "workload": workload,
         "plans": [
-            {"plan": names[one.name][0], "also": names[one.name][1:], "predicted_ms": one.predicted["step_ms"],
+            {"plan": of_one[0], "also": of_one[1:], "predicted_ms": one.predicted["step_ms"],
              "sketch_ms": one.predicted["sketch_ms"], "measured_ms": one.measured(), "repeat": one.repeat}
-            for one in own
+            for one, of_one in joined
         ],
         "tau": kendall_tau(predicted, times),
         "tau_sketch": kendall_tau([one.predicted["sketch_ms"] for one in own], times),
         "apart": len(apart) / max(1, math.comb(len(own), 2)),
         "tau_apart": agree / len(apart) if apart else math.nan,
-        "best": names[own[0].name][0],
+        "best": names[0][0],
         "noise": _noise(spread, *own[:2]) if len(own) > 1 else 1.0,
     }  # fmt: skip
     if "planner" in named:

@@ -85,8 +85,9 @@ def _rankings(rankings: Sequence[Mapping[str, Any]]) -> list[Row]:
     found = []
     for row in rankings:
         text = f"tau {row['tau']:.2f}, from sizes alone {row['tau_sketch']:.2f}; best plan {row['best']}"
-        why = f"noise {row['noise']:.2f}; of the {row['apart']:.0%} of pairs that are further apart, tau is "
-        why += f"{row['tau_apart']:.2f}"
+        why = f"noise {row['noise']:.2f}"
+        if row["apart"]:
+            why += f"; tau {row['tau_apart']:.2f} over the {row['apart']:.0%} of pairs beyond their noise"
         if "planner" in row:
             why = f"the planner's plan takes {row['planner']:.2f} of the best one's time" + (
                 f" and {row['auto']:.2f} of the plain rule's; {why}" if "auto" in row else f"; {why}"

@@ -1,0 +1,109 @@
+"""Roles that `columns=auto` proposes for columns, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping, Sequence
+
+from recjax.data.arrow.column_profile import IN_WORDS, ColumnProfile
+from recjax.data.arrow.convert import EXACT
+from recjax.data.arrow.roles import AUTO, Role
+from recjax.data.arrow.wording import Wording
+
+_NAMED_ID = re.compile(r"(^|[_\W])(id|ids|uid|key|code|zip|zipcode|postcode|sku|isbn|hash)($|[_\W])|[a-z]I[dD]$", re.I)
+_LEVELS, _LEAST_RANGE = 20, 200  # distinct integers: up to so many are levels; from so many on, without gaps, ids
+_TIMES = ((631_152_000, 4_102_444_800), (631_152_000_000, 4_102_444_800_000))  # 1990 to 2100 in s and ms since 1970
+_UNIQUE, _UNIQUE_ROWS = 0.95, 100  # share of rows with a value of their own, from so many rows on
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """The role that a column most likely has.
+
+    Attributes:
+      role: the role.
+      why: for people.
+      date: of text ids that look like dates, one of them; else "".
+    """
+
+    role: Role
+    why: str
+    date: str = ""
+
+
+def propose(name: str, profile: ColumnProfile) -> Proposal:
+    """The role that a column most likely has, and why.
+
+    Text, booleans, and integers that look like names of things are ids; other numbers are dense; lists of numbers with
+    fractions are vectors and other lists bags. Left out is what no model can learn from as it stands: times, nested
+    values, a single value, and values that nearly every row has for itself.
+    """
+    kind, distinct, rows = profile.kind, profile.distinct, profile.counted_rows
+    number = kind in ("integer", "unsigned") or kind == "float" and profile.whole
+    what = f"{distinct:,} values" + (f" in the first {rows:,} rows" if rows < profile.rows else "")
+    if name == "":
+        return Proposal("skip", "has no name, like the index that pandas writes")
+    if kind == "none":
+        return Proposal("skip", "has no value")
+    if kind == "other":
+        return Proposal("skip", IN_WORDS[kind])
+    if profile.lists:
+        if kind == "float" and not profile.whole:
+            if profile.least_width < profile.most_width:
+                return Proposal("skip", "lists of unequal length")
+            return Proposal("vector", f"{profile.most_width} numbers each")
+        return Proposal("skip", "lists of times") if kind == "time" else Proposal("jagged", f"lists, {what}")
+    if kind == "time":
+        return Proposal("skip", "times; split=time can order the rows by them")
+    if distinct < 2 and not profile.optional:
+        return Proposal("skip", "one value")
+    if (kind == "text" or number) and rows >= _UNIQUE_ROWS and distinct > _UNIQUE * rows:
+        if kind == "text" or _NAMED_ID.search(name) or profile.most - profile.least < 1.05 * rows:
+            return Proposal("skip", f"{what}: nearly every row has one of its own")
+    if kind in ("text", "boolean"):
+        dates = f" that looks like dates ({profile.date})" if profile.date else ""
+        return Proposal("id", f"{IN_WORDS[kind]}{dates}, {what}", profile.date)
+    if not number:
+        return Proposal("dense", "numbers")
+    if _NAMED_ID.search(name):
+        return Proposal("id", f"named like one, {what}")
+    if distinct > _LEVELS and any(least <= profile.least and profile.most <= most for least, most in _TIMES):
+        return Proposal("skip", "times, as seconds or milliseconds since 1970; split=time can order the rows by them")
+    if max(-profile.least, profile.most) >= EXACT:
+        return Proposal("id", f"large integers, {what}")
+    if distinct <= _LEVELS:
+        return Proposal("id", f"integers, {what}")
+    if distinct > _LEAST_RANGE and profile.most - profile.least + 1 < 2 * distinct:
+        return Proposal("id", f"integers nearly without gaps, {what}")
+    return Proposal("dense", f"integers from {profile.least:,.0f} to {profile.most:,.0f}")
+
+
+def to_text(proposals: Mapping[str, Proposal], given: Sequence[str] = (), wording: Wording = Wording.COMMAND) -> str:
+    """Returns proposals as lines to print, and as the setting that gives the same.
+
+    Args:
+      proposals: by column.
+      given: the texts of `columns=`, whose own roles that setting keeps.
+      wording: of that setting.
+    """
+    width = max(map(len, proposals), default=0)
+    lines = [
+        f"  {name:{width}}  {'left out' if one.role == 'skip' else one.role:8}  {one.why}"
+        for name, one in proposals.items()
+    ]
+    own = [text for text in given if text != AUTO and not text.endswith(":skip")]
+    taken = ",".join([f"{name}:{one.role}" for name, one in proposals.items() if one.role != "skip"] + own)
+    times = [name for name, one in proposals.items() if one.role == "skip" and one.why.startswith("times")]
+    option = functools.partial(wording.option, "columns")
+    more = [f"hour and weekday become features with {option(f'auto,{times[0]}:time')}"] if times else []
+    for name, one in proposals.items():
+        if one.date:
+            more.append(
+                f"warning: {name} is text that looks like dates ({one.date}), so that each is an id. Written as "
+                f"2026-01-31 (ISO 8601), {option(f'auto,{name}:time:weekday')} makes their weekday, and "
+                f"{option(f'auto,{name}:dense')} a number; {option(f'auto,{name}:skip')} leaves them out"
+            )
+    asked = f"to have it otherwise, start from {option(taken)}"
+    return "\n".join([f"{option(AUTO)} takes the columns so:", *lines, asked, *more])
