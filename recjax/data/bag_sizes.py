@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recjax.data.source import BlockSource
+from recjax.data.source import BlockSource, has_blocks
 
 
 def mean_ids(source: BlockSource) -> dict[str, float]:
@@ -15,7 +15,7 @@ def mean_ids(source: BlockSource) -> dict[str, float]:
       DataError: the block cannot be read.
     """
     jagged = [feature.name for feature in source.schema.features if feature.bag is None]
-    if not jagged or not source.row_counts("train").sum():
+    if not jagged or not source.row_counts("train").sum() or not has_blocks(source):
         return {}
     block = source.read("train", 0)
     return {name: block.bags[name].ids.size / block.size for name in jagged}

@@ -47,6 +47,11 @@ class BlockSource(Protocol):
         ...
 
 
+def has_blocks(source: BlockSource) -> bool:
+    """Whether blocks can be read: not those of a run's copy of its data (`recjax.data.storage.run_snapshot`)."""
+    return bool(getattr(source, "has_blocks", True))
+
+
 class DrawnSplits:
     """Splits of a source that draws its rows: as many as its config's `train_rows` and so on, in full blocks."""
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from recjax.data.batch import Batch
-from recjax.data.source import BlockSource, between, concatenate
+from recjax.data.source import BlockSource, between, concatenate, has_blocks
 from recjax.embedding.spec import FeatureSpec, TableSpec, ids_per_sample
 
 MOST_IDS = 2**24  # in the samples that are read; where a block has more, nothing is read
@@ -96,7 +96,7 @@ def profile_of(
     share = -(-batch_size // devices)
     block_sizes = source.row_counts("train")
     ids = ids_per_sample(features)  # as far as it is known
-    if not block_sizes.sum():
+    if not block_sizes.sum() or not has_blocks(source):
         return _of_schema(tables, features, share, "the data have no training samples")
     if block_sizes[0] * ids > MOST_IDS:
         return _of_schema(tables, features, share, f"a block of the data has {round(block_sizes[0] * ids):,} ids")

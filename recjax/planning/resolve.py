@@ -6,7 +6,7 @@ import functools
 import math
 
 from recjax.config.run import RunConfig
-from recjax.data.source import BlockSource
+from recjax.data.source import BlockSource, has_blocks
 from recjax.embedding.plan import Plan
 from recjax.embedding.plan_choice import is_file, make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
@@ -65,7 +65,7 @@ def add_hot_rows(
 
     `room_bytes` of a device are there for as many as save time.
     """
-    if not config.embedding.hot.rows:
+    if not config.embedding.hot.rows or not has_blocks(source):  # to predict, none are needed
         return plan, None
     if is_file(config.plan):
         refuse_twice(plan, config.plan)

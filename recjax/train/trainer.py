@@ -261,13 +261,12 @@ def build_trainer(
     Raises:
       ConfigError, DataError, DeviceError: what config, data or devices lack.
     """
-    # Not for an evaluation, in which the processes read each block once, nor for predictions, whose data may have none.
-    trains = "train" in splits if splits else source is None
     source = config.data.open() if source is None else source
     for split in splits:
         require_rows(source, split)
     config = config.for_rows(int(source.row_counts("train").sum()))
-    tables, features = specs(config, source.schema, mean_ids(source) if trains else {})
+    evaluates = splits and "train" not in splits  # by processes that read each block once
+    tables, features = specs(config, source.schema, {} if evaluates else mean_ids(source))
     plan, chosen, _ = plan_of(config, source, tables, features, config.mesh.shape)  # before devices start
     mesh = make_mesh(config.mesh)
     shape = tuple(mesh.shape[axis] for axis in AXES)

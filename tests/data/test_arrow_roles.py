@@ -5,7 +5,7 @@ import datetime
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recjax.data.arrow import roles
@@ -79,6 +79,7 @@ def test_what_a_column_is(column, kind, optional):
 
 
 @settings(max_examples=40)
+@example([0, -0.0], 0)  # one number, in two ways to write it
 @given(st.lists(st.none() | st.integers(-3, 3) | st.floats(-2, 2), max_size=8), st.integers(0, 8))
 def test_figures_as_plain_python(values, cut):
     values = [None if v is None else float(v) for v in values]

@@ -148,7 +148,7 @@ def test_a_run_and_its_commands_know_the_data() -> None:
     assert run._about(trainer, cast(Any, SimpleNamespace(steps=1)), None)["ids_per_sample"] == mean + 2
     alone = presets.load("synthetic", [*SMALL, "mesh.devices=1"])
     source: Any = alone.data.open()
-    source.read = None  # of a run's copy of its data, which has no blocks
+    source.has_blocks, source.read = False, None  # as of a run's copy of its data
     assert [f.ids for f in build_trainer(alone, source, weights=False).bound.features] == [1, 2]
     tables = json.loads(inside("plan", "synthetic", *SMALL, "--json").out)["tables"]
     assert [table["ids_per_step"] for table in tables.values()] == [pytest.approx(40 * mean), 80]

@@ -96,6 +96,22 @@ def test_any_mesh_step_and_python(shop, tmp_path):
     assert (scores(tmp_path / "last.csv")[1] != scores(tmp_path / "two.csv")[1]).any()
 
 
+def test_plans_that_depend_on_data_do_without_them(shop, tmp_path):
+    """The run folder has no rows to count: of jagged bags, for owners that pool, and for hot rows."""
+    folder, _ = shop
+    file = write(tmp_path / "rows.jsonl", rows())
+    found = []
+    for number, how in enumerate(
+        (["plan=row_wise"], ["plan=table_wise"], ["plan=balanced"], ["plan=row_wise", "embedding.hot.rows=auto"])
+    ):
+        out = tmp_path / f"{number}.csv"
+        done = inside("predict", folder / "run", "--input", file, "--out", out, *how)
+        assert done.status == 0, done.err
+        found.append(scores(out)[1])
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], rtol=0, atol=1e-5)
+
+
 def test_values_that_training_never_saw(shop, tmp_path):
     """A new user is every other new user, and a new tag a tag that is too rare."""
     folder, _ = shop

@@ -215,4 +215,4 @@ def _hashes(array: Any, kind: Kind) -> np.ndarray:
     if kind == "none":
         return np.zeros(0, np.uint64)
     numbers = convert.numbers(array)[0]
-    return np.unique(numbers[~np.isnan(numbers)].view(np.uint64))
+    return np.unique((numbers[~np.isnan(numbers)] + 0.0).view(np.uint64))  # -0.0 is 0.0

@@ -27,6 +27,7 @@ from recjax.data import given
 from recjax.data.batch import Batch, Schema
 from recjax.data.source import SPLITS, split_called
 from recjax.data.storage.manifest import (
+    BLOCKS,
     BLOCKS_PER_FILE,
     MANIFEST,
     described_split,
@@ -85,6 +86,11 @@ class PreparedSource:
     def manifest(self) -> dict[str, Any]:
         """Content of `recjax.json`."""
         return self._manifest
+
+    @property
+    def has_blocks(self) -> bool:
+        """False of a run's copy of its data, which says how many rows there were."""
+        return any(Path(name).parts[0] == BLOCKS for name in self._manifest["files"])
 
     def row_counts(self, split: str) -> np.ndarray:
         """Rows of each block: int64 [blocks]; none of a split that was not written."""

@@ -21,10 +21,10 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from tensorflow_datasets.proto import tf_example_pb2, tf_feature_pb2
 
 from recjax.data.batch import Bags, Batch, Feature, Schema
-from recjax.data.storage.manifest import BLOCKS_PER_FILE
+from recjax.data.storage.manifest import BLOCKS, BLOCKS_PER_FILE
 
 VERSION = "1.0.0"  # of the record layout
-NAME = "blocks"
+NAME = BLOCKS
 FOLDER = f"{NAME}/{VERSION}"  # of the files, below the folder of the prepared data; TFDS's own layout
 # A block is read alone. Compression (zstd:1) would take half the room of Criteo's blocks, and twice the time to read.
 _WRITER_OPTIONS = "group_size:1,uncompressed"

@@ -19,6 +19,7 @@ from recjax.errors import DataError
 from recjax.utils import strict_json
 
 MANIFEST = "recjax.json"
+BLOCKS = "blocks"  # the folder of the rows, by the name of the builder that writes them
 FORMAT = 1  # of the manifest and the records; raise it when older readers would misread
 WITH_LABELS = 2  # the same, where labels have names and so a second axis
 BLOCKS_PER_FILE = 1024  # as builder.py writes them

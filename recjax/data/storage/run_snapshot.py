@@ -18,11 +18,9 @@ from typing import Any
 from recjax.data.batch import Schema
 from recjax.data.source import BlockSource
 from recjax.data.storage.blocks import PreparedSource, open_prepared
-from recjax.data.storage.manifest import MANIFEST, read_manifest
+from recjax.data.storage.manifest import BLOCKS, MANIFEST, read_manifest
 from recjax.errors import DataError, TrainingError
 from recjax.utils.files import sha256
-
-_BLOCKS = "blocks"  # the folder that is not kept
 
 
 def keep(source: BlockSource, out: Path) -> None:
@@ -43,7 +41,7 @@ def keep(source: BlockSource, out: Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         manifest = read_manifest(source.path)
-        kept = {name: entry for name, entry in manifest["files"].items() if Path(name).parts[0] != _BLOCKS}
+        kept = {name: entry for name, entry in manifest["files"].items() if Path(name).parts[0] != BLOCKS}
         for name, entry in kept.items():
             copy = unfinished / name
             copy.parent.mkdir(parents=True, exist_ok=True)
