@@ -48,7 +48,7 @@ class BlockSource(Protocol):
 
 
 def has_blocks(source: BlockSource) -> bool:
-    """Returns whether blocks can be read: not those of a run's copy of its data (`recjax.data.storage.run_snapshot`)."""
+    """Returns whether blocks can be read: not those that a run has kept (`recjax.data.storage.run_snapshot`)."""
     return bool(getattr(source, "has_blocks", True))
 
 
