@@ -212,9 +212,10 @@ def _sum(rows_UxD: jax.Array, inverse_NxH: jax.Array, weights_NxH: jax.Array | N
 
     whole, rest = divmod(inverse_NxH.shape[1], _TOGETHER)
     total_NxD = part(whole * _TOGETHER, rest) if rest else part(0, _TOGETHER)
-    return jax.lax.fori_loop(
-        0 if rest else 1, whole, lambda i, total: total + part(i * _TOGETHER, _TOGETHER), total_NxD
-    )
+    first = 0 if rest else 1
+    if first == whole:  # JAX traces a loop that never runs, and XLA removes it
+        return total_NxD
+    return jax.lax.fori_loop(first, whole, lambda i, total: total + part(i * _TOGETHER, _TOGETHER), total_NxD)
 
 
 def _add(
