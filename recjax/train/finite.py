@@ -14,6 +14,7 @@ from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.sharded import Gradients, ShardedEmbeddings
 from recjax.embedding.sharding.local import Proposed
 from recjax.train.dense import Dense
+from recjax.utils.platforms import target_platform
 
 Pairs = Sequence[tuple[jax.Array, jax.Array]]
 
@@ -118,12 +119,10 @@ def spoilt(grads: Sequence[jax.Array], scale: jax.Array, before: Any, after: Any
     def none(scale: jax.Array, *arrays: Any) -> jax.Array:  # 0, but differing between devices like the count
         return counted(scale, *jax.tree.map(lambda x: jnp.atleast_1d(x)[:0], arrays))
 
-    def probed(scale: jax.Array, grads: Sequence[jax.Array], pairs: Pairs) -> jax.Array:
-        sums = [jnp.sum(new) for _, new in pairs] or [jnp.sum(g * scale) for g in grads]
-        return jax.lax.cond(jnp.isfinite(sum(sums, scale * 0)), none, counted, scale, grads, pairs)
-
-    # Elsewhere counting is one pass anyway, and a device must not wait for a choice.
-    return jax.lax.platform_dependent(scale, grads, pairs, cpu=probed, default=counted)
+    if target_platform() != "cpu":  # there counting is one pass anyway, and a device must not wait for a choice
+        return counted(scale, grads, pairs)
+    sums = [jnp.sum(new) for _, new in pairs] or [jnp.sum(g * scale) for g in grads]
+    return jax.lax.cond(jnp.isfinite(sum(sums, scale * 0)), none, counted, scale, grads, pairs)
 
 
 def explain(config: TrainConfig, bound: BoundPlan, step: int, place: str, result: Mapping[str, Any]) -> str:
