@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from recjax.config import choice
@@ -73,7 +74,10 @@ class DenseAdagrad(DenseRule):
         """From gradients to what is stepped against."""
 
         def init(params: Any) -> optax.ScaleByRssState:
-            return optax.ScaleByRssState(jax.tree.map(lambda w: jnp.full_like(w, self.initial_accumulator), params))
+            # By NumPy: JAX would compile a program for each shape.
+            return optax.ScaleByRssState(
+                jax.tree.map(lambda w: np.full(w.shape, self.initial_accumulator, w.dtype), params)
+            )
 
         def update(grads: Any, state: optax.ScaleByRssState, params: Any = None) -> Any:
             del params

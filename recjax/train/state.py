@@ -86,9 +86,21 @@ def _nothing(dense: Any) -> tuple[Any, Any]:
 
 def _dense_part(model: nnx.Module, tx: optax.GradientTransformation, dtype: Any) -> tuple[Any, Any, Any]:
     """Parameters, their optimizer's state, and the module's other state."""
-    # Copies: the first step donates them, and the model keeps its own for the next state that is made of it.
-    dense = jax.tree.map(lambda x: jnp.array(x, dtype), parameters(model))
+    # Copies: the first step donates them, and the model keeps its own for the next state that is made of it. NumPy
+    # makes them, for which nothing is compiled; jnp.array compiles a program for each shape.
+    dense = jax.device_put(jax.tree.map(lambda x: np.array(x, dtype), parameters(model)))
     return dense, tx.init(dense), jax.tree.map(lambda x: jnp.array(x, kept_dtype(x, dtype)), kept_state(model))
+
+
+def _dense_form(model: nnx.Module, tx: optax.GradientTransformation, dtype: Any) -> tuple[Any, Any, Any]:
+    """Shapes and dtypes of what `_dense_part` gives."""
+
+    def form(x: Any, dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, dtype)
+
+    dense = jax.tree.map(lambda x: form(x, dtype), parameters(model))
+    module = jax.tree.map(lambda x: form(x, kept_dtype(x, dtype)), kept_state(model))
+    return dense, jax.eval_shape(tx.init, dense), module
 
 
 def _assemble(
@@ -179,7 +191,7 @@ def from_host(
         tables, slots = import_tables(bound, mesh, [apart[str(v)] for v in range(bound.replicas)], dtype, homes)
     else:
         tables, slots = import_tables(bound, mesh, one_version(saved)["tables"], dtype, homes)
-    dense, opt, module = _dense_part(model, tx, dtype)
+    dense, opt, module = _dense_form(model, tx, dtype)
     dense = _fill(dense, saved["dense"], "dense parameter")
     opt = _fill(opt, saved.get("opt", {}), "optimizer state")
     module = _fill(module, saved.get("module", {}), "the module's")
