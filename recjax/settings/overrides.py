@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
+import re
 import typing
 from collections.abc import Collection, Iterator, Sequence
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from typing import Any, TypeVar
 
 from recjax.errors import ConfigError
@@ -172,7 +174,13 @@ def assignments(config: object) -> list[str]:
 
 def matches(key: str, names: Collection[str]) -> bool:
     """Returns whether `names` has the key or a group of it: "mesh" has "mesh.devices"; a "*" stands for any text."""
-    return any(fnmatchcase(key, pattern) for name in names for pattern in (name, name + ".*"))
+    return bool(names) and _pattern(frozenset(names)).match(key) is not None
+
+
+@functools.lru_cache(maxsize=256)
+def _pattern(names: frozenset[str]) -> re.Pattern[str]:
+    """One expression for all names: each key of a config is looked for among them with every hash."""
+    return re.compile("|".join(translate(pattern) for name in sorted(names) for pattern in (name, name + ".*")))
 
 
 def named_keys(config: object) -> list[str]:

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from recjax import settings
-from recjax.config.run import FREE_ON_RESUME
 from recjax.embedding import row_order
 from recjax.errors import ConfigError, DataError, TrainingError
 from recjax.train.checkpoint.checkpoints import Restored
@@ -91,7 +89,7 @@ def describe(trainer: Trainer, progress: TrainProgress) -> dict[str, Any]:
         layout["replicas"] = bound.replicas
     return {
         "cursor": dataclasses.asdict(progress),
-        "config_hash": settings.config_hash(trainer.config, ignore=FREE_ON_RESUME),
+        "config_hash": trainer.config_hash,
         "row_order": row_order.NAME,
         "layout": layout,
         "tables": {

@@ -15,7 +15,8 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from recjax.config.run import RunConfig
+from recjax import settings
+from recjax.config.run import FREE_ON_RESUME, RunConfig
 from recjax.data.bag_sizes import mean_ids
 from recjax.data.batch import Batch
 from recjax.data.source import BlockSource, require_rows
@@ -149,6 +150,11 @@ class Trainer(InputStreams):
         """All but the tables with rows on the host."""
         maps = {} if self.ids is None else {DYNAMIC: self.ids.state()}
         return {**states.export(state, self.bound, self.dense), **maps}
+
+    @functools.cached_property
+    def config_hash(self) -> str:
+        """Of the settings that a resumed run must have as the one before: every checkpoint says it."""
+        return settings.config_hash(self.config, FREE_ON_RESUME)
 
     @functools.cached_property
     def step_program(self) -> jax.stages.Wrapped:
