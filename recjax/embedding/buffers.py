@@ -82,18 +82,8 @@ def _key(seed: int, table: str, name_bits: int = NAME_BITS) -> jax.Array:
     key = jax.random.key(seed, impl="threefry2x32")
     if name_bits == 32:
         return jax.random.fold_in(key, zlib.crc32(table.encode()))
-    return _named(key, _words(table))
-
-
-def _words(table: str) -> np.ndarray:
-    """The hash of a table's name, uint32 [2]."""
-    return np.frombuffer(hashlib.blake2b(table.encode(), digest_size=NAME_BITS // 8).digest(), "<u4")
-
-
-def _named(key: jax.Array, words_2: Any) -> jax.Array:
-    """Key of the table whose name has this hash, given the key of the seed."""
-    for word in range(NAME_BITS // 32):
-        key = jax.random.fold_in(key, words_2[word])
+    for word in np.frombuffer(hashlib.blake2b(table.encode(), digest_size=NAME_BITS // 8).digest(), "<u4"):
+        key = jax.random.fold_in(key, word)
     return key
 
 
@@ -200,15 +190,13 @@ class Draws(NamedTuple):
     """Arguments of a program of initial values, in which groups of one form may differ; of T segments.
 
     Attributes:
-      seeds_Gx2: the keys of the seeds, uint32: of each replica group, or one for all.
-      words_Tx2: the hash of each table's name, uint32.
+      keys_GxTx2: the key of each table's values, uint32: of each replica group, or one for all.
       scale_T: half the width of each distribution, float32.
       orders_3xT: quotient, classes and inverse of each `RowOrder`, int32.
       places: where the segments lie in the parts of the buffer.
     """
 
-    seeds_Gx2: Any
-    words_Tx2: Any
+    keys_GxTx2: Any
     scale_T: Any
     orders_3xT: Any
     places: Places
@@ -217,11 +205,10 @@ class Draws(NamedTuple):
     def of(cls, group: Group, seeds: list[int]) -> Draws:
         """Returns the arguments for a group; `seeds` are those of the replica groups, or one for all."""
         specs, orders = [s.spec for s in group.segments], [s.order for s in group.segments]
-        with jax.ensure_compile_time_eval():
-            keys = [np.asarray(jax.random.key_data(jax.random.key(seed, impl="threefry2x32"))) for seed in seeds]
+        with jax.ensure_compile_time_eval():  # here, where one small program serves all; to compile a draw takes long
+            keys = [[np.asarray(jax.random.key_data(_key(seed, spec.name))) for spec in specs] for seed in seeds]
         return cls(
-            np.stack(keys),
-            np.stack([_words(spec.name) for spec in specs]),
+            np.array(keys),
             np.array([spec.scale for spec in specs], np.float32),
             np.array(
                 [[o.quotient for o in orders], [o.classes for o in orders], [o.inverse for o in orders]], np.int32
@@ -280,9 +267,8 @@ def initial_values(form: Form, draws: Draws, part: Any, chunk: int) -> Callable[
     column = form.sharding.place(part)[1]
     first = columns.start(column)
     used_W = jnp.arange(W, dtype=jnp.int32) < columns.start(column + 1) - first
-    group_number = 0 if len(draws.seeds_Gx2) == 1 else jax.lax.axis_index(ACROSS_GROUPS)
-    seed = jax.random.wrap_key_data(draws.seeds_Gx2[group_number], impl="threefry2x32")
-    keys_T = jax.vmap(lambda words_2: _named(seed, words_2))(draws.words_Tx2)
+    group_number = 0 if len(draws.keys_GxTx2) == 1 else jax.lax.axis_index(ACROSS_GROUPS)
+    keys_T = jax.random.wrap_key_data(draws.keys_GxTx2[group_number], impl="threefry2x32")
     q_T, S_T, inverse_T = draws.orders_3xT
     locate = draws.places.locator(form.bands, part)
 
