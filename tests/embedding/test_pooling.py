@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.problems import equations
 
 from recjax.embedding import segment_sums
 from recjax.embedding.pooling import pool, sum_bags
@@ -25,6 +26,14 @@ def random_bags(rng, count, size, rows, weighted):
     matrix = np.zeros((count, rows + 1), np.float32)
     np.add.at(matrix, (np.arange(count)[:, None], inverse), 1 if weights is None else weights)
     return (inverse, weights), matrix[:, :rows]
+
+
+@pytest.mark.parametrize(("size", "loops"), [(1, 0), (15, 0), (16, 0), (17, 1), (32, 1)])
+def test_only_long_bags_are_summed_in_a_loop(size: int, loops: int) -> None:
+    """A loop that never runs costs nothing in the program, but its body is traced in each start of a training."""
+    inverse_NxH = jnp.zeros((5, size), jnp.int32)
+    traced = jax.make_jaxpr(lambda rows_UxD: sum_bags(rows_UxD, ((inverse_NxH, None),)))(jnp.zeros((7, D)))
+    assert [e.primitive.name for e in equations(traced.jaxpr)].count("scan") == loops
 
 
 @pytest.mark.full
