@@ -153,7 +153,7 @@ class Trainer(InputStreams):
 
     @functools.cached_property
     def config_hash(self) -> str:
-        """Of the settings that a resumed run must have as the one before: every checkpoint says it."""
+        """The hash of the settings in which a resumed run must be like the one before: every checkpoint holds it."""
         return settings.config_hash(self.config, FREE_ON_RESUME)
 
     @functools.cached_property
