@@ -7,6 +7,7 @@ batch, see `recjax.bench.compile_report.sample`.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from recjax.bench import compile_report, targets
 from recjax.bench.breakdown import part_of, scopes
 from recjax.bench.run import Options, bench
 from recjax.config.run import RunConfig
+from recjax.embedding.routing import device
 from recjax.planning import draw, reach
-from recjax.planning.graph import read_graph
+from recjax.planning.graph import Graph, joined, read_graph
 from recjax.planning.machine import Machine
 from recjax.planning.predict import HostWork, Prediction, figures, predict
 from recjax.train.compile_only import abstract_inputs, abstract_state
@@ -50,8 +52,16 @@ def predicted(config: RunConfig, machine: Machine, target: str = "") -> Predicti
     state, inputs = abstract_state(trainer), abstract_inputs(trainer, found.capacities)
     text = trainer.step_program.lower(state, inputs).compile().as_text() or ""
     parts = {name: part_of(scope) for name, scope in scopes(text).items()}
-    graph = read_graph(text, trainer.bound.all_devices, parts, trainer.config.mesh.hosts)
-    return predict(graph, machine, _host(trainer, found, state, inputs, machine))
+    devices, hosts = trainer.bound.all_devices, trainer.config.mesh.hosts
+    step = read_graph(text, devices, parts, hosts)
+    host = _host(trainer, found, state, inputs, machine)
+    if host.routes:
+        return predict(step, machine, host)
+    programs = device.programs(trainer.bound, trainer.mesh, inputs.routing.features, found.capacities)
+    routing = [read_graph(of.as_text() or "", devices, hosts=hosts) for of in programs]
+    routing = [Graph(tuple(replace(node, part="route") for node in of.nodes), of.unknown) for of in routing]
+    arguments = tuple(len(jax.tree.leaves(of.in_avals)) for of in programs)
+    return predict(joined([*routing, step]), machine, replace(host, routing=arguments))
 
 
 def _host(trainer: Trainer, found: compile_report.Sample, state: Any, inputs: Any, machine: Machine) -> HostWork:

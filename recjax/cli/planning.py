@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 from typing import Any
 
@@ -11,6 +12,8 @@ from recjax.errors import ConfigError, DeviceError
 from recjax.utils import log
 from recjax.utils.files import replacing
 from recjax.utils.paths import expanded, located
+
+_HOST_DEVICES = 8  # that a full calibration has: collectives and a step's start take other times with each device
 
 
 def plan(options: argparse.Namespace) -> None:
@@ -136,6 +139,8 @@ def _offers(options: argparse.Namespace, config: Any) -> None:
 
 def calibrate(options: argparse.Namespace) -> None:
     """Measures this machine."""
+    import jax
+
     from recjax.bench.in_training import POSSIBLE, References
     from recjax.bench.machine_load import Others
     from recjax.parallel.mesh import MeshConfig, make_mesh
@@ -148,7 +153,10 @@ def calibrate(options: argparse.Namespace) -> None:
     platform: Any = options.platform
     calibration.wait_for_each()
     try:
-        mesh = make_mesh(MeshConfig(devices=options.devices, platform=platform))
+        if options.devices is None and jax.config.values["jax_num_cpu_devices"] < 1:
+            with contextlib.suppress(RuntimeError):  # JAX has started: it keeps what it has
+                jax.config.update("jax_num_cpu_devices", 2 if options.quick else _HOST_DEVICES)
+        mesh = make_mesh(MeshConfig(devices=options.devices or 0, platform=platform))
     except DeviceError as error:  # which speaks of settings, and here there are options
         raise DeviceError(re.sub(r"mesh\.(platform|devices)=", r"--\1 ", str(error))) from error
     others = Others([])

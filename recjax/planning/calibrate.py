@@ -31,6 +31,7 @@ from recjax.comms.replay import Prepared, measure, ranks_mesh
 from recjax.planning.cases import IN_A_PASS, Case, Program, Run, kernel_cases, runner
 from recjax.planning.compile_cases import compiled
 from recjax.planning.costs import Costs, of_sizes
+from recjax.planning.device_times import device_seconds
 from recjax.planning.host_cases import host_cases
 from recjax.planning.machine import COLLECTIVES, HOST, HeldOut, Kernel, Machine, Point, Quantity
 from recjax.planning.overhead_cases import LEAST_US, chains, overheads_of
@@ -67,18 +68,22 @@ class Effort:
     compile_s: float
 
 
-FULL = Effort(False, 5, 0.05, 420.0, 240.0)
+FULL = Effort(False, 5, 0.05, 400.0, 240.0)
 QUICK = Effort(True, 3, 0.01, 20.0, 30.0)
 
 
 @dataclasses.dataclass
 class _Timed:
-    """A compiled case and what was measured of it, s: the middle of a pass's runs, by the clock and by CPU time."""
+    """A compiled case and what was measured of it, s: the middle of a pass's runs.
+
+    That is by the host's clock, by CPU time and, on an accelerator, by the device's, which counts where it is there.
+    """
 
     case: Case
     run: Run
     middle_s: list[float] = dataclasses.field(default_factory=list)
     cpu_s: list[float] = dataclasses.field(default_factory=list)
+    device_s: list[float] = dataclasses.field(default_factory=list)
     threads: list[float] = dataclasses.field(default_factory=list)  # that made progress, in each pass
 
     def measure(self, budget_s: float, empty: _Timed) -> None:
@@ -117,9 +122,14 @@ class _Timed:
 
     def point(self, cores: int) -> Point:
         """Its median over the passes."""
-        us = max(float(np.median(self.middle_s)) * 1e6, LEAST_US)
-        busy = float(np.median(self.threads)) if self.threads else float(np.median(self.cpu_s)) / (us / 1e6)
+        us = max(float(np.median(self.passes_s)) * 1e6, LEAST_US)
+        busy = float(np.median(self.threads or self.cpu_s or [0.0])) / (1.0 if self.threads else us / 1e6)
         return Point(self.case.sizes, us, min(max(busy, 1.0), float(cores)))
+
+    @property
+    def passes_s(self) -> list[float]:
+        """The times that count, one of each pass."""
+        return self.device_s or self.middle_s
 
     @functools.cached_property
     def _beside(self) -> list[Run]:
@@ -154,15 +164,20 @@ def calibrate(
     began = time.monotonic()
     cores, name_of_cpu = processor.cores(), processor.processor()
     device = mesh.devices.flat[0]
+    shared = device.platform == "cpu"
     with jax.default_device(device):
         timed, collectives, overheads = _compiled(mesh, effort, tell)
+        by_host, on_device = [*timed, *overheads.values()], []
+        if not shared:
+            on_device = [one for one in by_host if isinstance(one.run, Program)]
+            by_host = [one for one in by_host if one not in on_device or one in overheads.values()]
         limit = began + effort.limit_s
         for number in range(effort.passes):
             if number and time.monotonic() > limit:
                 break
-            limit += _one_pass(
-                [*timed, *overheads.values()], collectives, effort, number, limit if number else math.inf, between
-            )
+            limit += _one_pass(by_host, collectives, effort, number, limit if number else math.inf, between)
+            for one, s in zip(on_device, device_seconds([one.run for one in on_device]), strict=True):
+                one.device_s.append(s)
             tell(f"pass {number + 1} of {effort.passes} done after {time.monotonic() - began:.0f} s")
     rates = _rates(timed, cores)
     measured = Machine(
@@ -171,18 +186,22 @@ def calibrate(
         {"cpu": name_of_cpu or "unknown", "device": device.device_kind,
          "versions": f"Python {platform.python_version()}, JAX {jax.__version__}",
          "date": datetime.datetime.now(datetime.UTC).date().isoformat()},
-        "cpu" if device.platform == "cpu" else "tpu" if device.platform == "tpu" else "gpu",
-        cores, device.platform == "cpu", cores if device.platform == "cpu" else 1, rates,
-        overheads_of({chain: one.middle_s for chain, one in overheads.items()}), {},
+        "cpu" if shared else "tpu" if device.platform == "tpu" else "gpu",
+        cores, shared, cores if shared else 1, rates,
+        overheads_of(
+            {chain: one.middle_s for chain, one in overheads.items()},
+            {chain: one.device_s for chain, one in overheads.items()},
+        ),
+        {},
     )  # fmt: skip
     points: dict[str, list[Point]] = {}
     held_out: dict[str, list[Point]] = {}
     for case in timed:
         (held_out if case.case.held_out else points).setdefault(case.case.kernel, []).append(case.point(cores))
     for one in collectives:
-        (held_out if one.held_out else points).setdefault(one.kind, []).append(one.point())
+        (held_out if one.held_out else points).setdefault(one.kind, []).append(one.point(cores if shared else None))
     passes_s: dict[str, list[list[float]]] = {}
-    for of, s in (*((c.case.kernel, c.middle_s) for c in timed), *((c.kind, c.middle_s) for c in collectives)):
+    for of, s in (*((c.case.kernel, c.passes_s) for c in timed), *((c.kind, c.middle_s) for c in collectives)):
         passes_s.setdefault(of, []).append(s)
     start_s = measured.overhead("kernel") / 1e6
     kernels = {
@@ -259,15 +278,16 @@ def _compiled(mesh: Mesh, effort: Effort, tell: Tell) -> tuple[list[_Timed], lis
         timed.append(_Timed(case, case.make()))
         timed[-1].run()
         done(len(timed))
-    over, sizes = ranks_mesh(list(mesh.devices.flat)), _QUICK_BYTES if effort.quick else _COLLECTIVE_BYTES
+    sizes = _QUICK_BYTES if effort.quick else _COLLECTIVE_BYTES
     collectives = [
-        _Collective(kind, size, over, held_out)
-        for kind in (COLLECTIVES if mesh.devices.size > 1 else ())
+        _Collective(kind, size, ranks_mesh(list(mesh.devices.flat[:count])), held_out)
+        for count in sorted({2, mesh.devices.size} if mesh.devices.size > 1 else ())
+        for kind in COLLECTIVES
         for held_out in (False, True)
         for size in (_HELD_OUT_BYTES if held_out else sizes)
     ]
     overheads = {}
-    for chain_name, make in chains():
+    for chain_name, make in chains(device.platform == "cpu"):
         overheads[chain_name] = one = _Timed(Case("overhead", {}, make), make())
         one.run()
     tell(f"compiled {len(timed)} kernels and host stages, {len(collectives)} collectives")
@@ -313,15 +333,20 @@ class _Collective:
         chained = chain(kind, size, mesh.devices.size)
         self.kind, self._ranks = kind, mesh.devices.size
         self.bytes = chained[0].padded_bytes
-        self.replay = Prepared(chained, mesh, name=f"calibrate_{kind}_{size}_")
+        self.replay = Prepared(chained, mesh, name=f"calibrate_{kind}_{self._ranks}_{size}_")
         self.middle_s: list[float] = []  # of a pass
 
     def add(self, ns: Sequence[np.ndarray]) -> None:
         if ns:
             self.middle_s.append(float(np.median(np.stack(ns))) / 1e9)
 
-    def point(self) -> Point:
+    def point(self, cores: int | None) -> Point:
+        """Its median over the passes; where more devices than `cores` share these, as if each had one.
+
+        So many devices take turns. A schedule has them do so, too, and then takes as long as was measured.
+        """
         us = float(np.median(self.middle_s)) * 1e6 if self.middle_s else LEAST_US
+        us *= min(1.0, (cores or self._ranks) / self._ranks)
         return Point({"bytes": float(self.bytes), "devices": float(self._ranks)}, max(us, LEAST_US))
 
 

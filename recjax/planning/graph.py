@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from recjax.comms.compiled import KINDS, Collective, collectives, members, phase_of
@@ -65,6 +65,21 @@ class Graph:
     def flops(self) -> float:
         """Floating-point operations of all kernels."""
         return sum(n.trips * ((n.body.flops if n.body else 0.0) + sum(w.flops for w in n.works)) for n in self.nodes)
+
+    @property
+    def launches(self) -> int:
+        """Kernels and collectives that are started."""
+        return sum(n.trips * (n.body.launches if n.body else n.launches) for n in self.nodes if n.kind != "wait")
+
+
+def joined(graphs: Sequence[Graph]) -> Graph:
+    """Returns the graph of programs one after the other, none of which waits for what another gives."""
+    nodes: list[Node] = []
+    for graph in graphs:
+        first = len(nodes)
+        for node in graph.nodes:
+            nodes.append(dataclasses.replace(node, waits_for=tuple(first + place for place in node.waits_for)))
+    return Graph(tuple(nodes), tuple(name for graph in graphs for name in graph.unknown))
 
 
 def read_graph(text: str, devices: int, parts: Mapping[str, str] | None = None, hosts: int = 1) -> Graph:

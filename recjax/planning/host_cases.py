@@ -66,7 +66,7 @@ def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
             make, beside = (functools.partial(_stage, stage, ids, count, devices, s) for s in (swept, False))
             alone = stage == "host_pack"  # which the main thread does
             yield Case(stage, {**named, "devices": float(devices)}, make, held, False, None if alone else beside)
-    here = sorted({1, mesh.devices.size})
+    here = sorted({1, min(2, mesh.devices.size), mesh.devices.size})
     moves = itertools.product(
         (2**12, 2**20) if quick else tuple(2**e for e in (12, 16, 20, 24)), (1, 64) if quick else (1, 8, 64), here
     )

@@ -68,6 +68,7 @@ RATES: dict[str, tuple[str, bool]] = {
 OVERHEADS: dict[str, tuple[str, bool]] = {
     "kernel": ("us", False),
     "loop": ("us", False),
+    "launch": ("us", True),
     "host_in_training": ("times", True),
     "kernels_in_training": ("times", True),
     "step_in_training": ("times", True),
@@ -168,7 +169,8 @@ class Machine:
       rates: see `RATES`; of one device, a link's in one direction. `link` joins the devices of a host, of which there
         are `host_devices`, and `network` hosts; on a machine with a `torus` links lead to neighbours alone.
         `disk_reads` and `disk_writes` are of 4 KiB, anywhere, and of a host's disk; `disk_write` is in order.
-      overheads: see `OVERHEADS`; those "in_training" are ratios, see `recjax.bench.in_training`.
+      overheads: see `OVERHEADS`; "launch" is a kernel's for the thread of the host that hands it to an accelerator, and
+        those "in_training" are ratios, see `recjax.bench.in_training`.
       kernels: name of a class, perhaps with a variant -> it. "training" has steps of whole trainings, see
         `recjax.bench.in_training`.
     """

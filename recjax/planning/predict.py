@@ -42,6 +42,7 @@ class HostWork:
       source: kind of the data that are read.
       ordered: whether samples are read as they lie, and not in an order that was drawn.
       hosts: that share all this evenly, each for its own devices.
+      routing: arguments of each program with which devices route a batch.
     """
 
     samples: int
@@ -56,6 +57,7 @@ class HostWork:
     source: str = ""
     ordered: bool = False
     hosts: int = 1
+    routing: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +133,7 @@ def predict(graph: Graph, machine: Machine, host: HostWork, costs: Costs | None 
       costs: of the machine; None makes them.
     """
     costs = costs or Costs(machine, host.devices)
-    stages, missing = _stages(costs, host)
+    stages, missing = _stages(costs, host, graph.launches)
     ahead = stages["host_read"], stages["host_route"]
     routed = sum(cost.us for cost in ahead)
     main = sum(cost.us for stage, cost in stages.items() if stage not in _AHEAD)
@@ -176,8 +178,14 @@ def _beside_host(graph: Graph, costs: Costs, host_us: float, least_us: float, de
     return found, together
 
 
-def _stages(costs: Costs, host: HostWork) -> tuple[dict[str, Cost], tuple[str, ...]]:
-    """Costs of the stages of one of the hosts, and which of them the machine does not know."""
+def _stages(costs: Costs, host: HostWork, launches: int) -> tuple[dict[str, Cost], tuple[str, ...]]:
+    """Costs of the stages of one of the hosts, and which of them the machine does not know.
+
+    Args:
+      costs: of the machine.
+      host: what the hosts do.
+      launches: of kernels in a step, by each device.
+    """
     arrays, arguments = max(1, host.placed_arrays), max(1, host.arguments)
     devices = host.devices / host.hosts
     sizes = {"ids": max(1.0, host.ids / host.hosts), "features": float(max(1, host.features))}
@@ -199,6 +207,10 @@ def _stages(costs: Costs, host: HostWork) -> tuple[dict[str, Cost], tuple[str, .
         cost = Cost(0.0)
         if stage == "host_route" and not host.routes:
             pass
+        elif stage == "host_dispatch" and costs.machine.knows(name):
+            calls = [costs.host(name, arguments=float(count), devices=devices) for count in (arguments, *host.routing)]
+            launched_us = launches * costs.machine.overhead("launch")  # each device has a thread for that
+            cost = Cost(sum(call.us for call in calls) + launched_us, calls[0].cores)
         elif costs.machine.knows(name):
             cost = costs.host(name, **of_stage)
         elif stage == "host_place" and "host_link" in costs.machine.rates:

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from recjax.data.batch import Batch
@@ -286,3 +286,21 @@ def make_layout(bound: BoundPlan, mesh: Mesh) -> jax.stages.Wrapped:
         return routing
 
     return jax.jit(mapped, static_argnums=2)
+
+
+def programs(
+    bound: BoundPlan, mesh: Mesh, features: Features, capacities: dict[str, int]
+) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
+    """Returns both programs, compiled for features that may be shapes alone (with shardings).
+
+    Args:
+      bound: the bound plan.
+      mesh: its devices.
+      features: as `pack_ids` makes them, on the devices.
+      capacities: as for `sizes`.
+    """
+    sort, layout = make_sort(bound, mesh), make_layout(bound, mesh)
+    located, _ = jax.eval_shape(sort, features)
+    on_devices = NamedSharding(mesh, P(BATCH_AXES))
+    located = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_devices), located)
+    return sort.lower(features).compile(), layout.lower(features, located, sizes(bound, capacities)).compile()

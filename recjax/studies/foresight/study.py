@@ -234,7 +234,7 @@ def _calibrate(path: Path, quick: bool, tell: Callable[[str], None]) -> None:
     """
     if jax.default_backend() != "cpu":
         others = Others([])
-        made = calibration.calibrate(make_mesh(MeshConfig(2)), calibration.QUICK if quick else calibration.FULL, tell)
+        made = calibration.calibrate(make_mesh(MeshConfig()), calibration.QUICK if quick else calibration.FULL, tell)
         write(report.with_note(made, others.share(), quick), path)
         return
     command = [sys.executable, "-m", "recjax", "calibrate", "--platform", "cpu", "--out", str(path)]

@@ -1,0 +1,80 @@
+"""Times of kernels on an accelerator, by its own clock.
+
+A host sees a kernel of microseconds only through dispatching it and waiting for it, which take longer. JAX's profiler
+records when each kernel ran, and a program that runs between two cases marks whose kernels are whose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from recjax.comms import profile
+from recjax.planning.cases import Program, in_place
+
+_RUNS = 10  # of a case in a pass, after one that does not count
+_MARKER = "recjax_between_cases"
+
+
+def device_seconds(programs: Sequence[Program]) -> list[float]:
+    """Returns how long the kernels of one run of each program take on the device together, s.
+
+    It is the middle of some runs where each run has as many kernels, and else the mean.
+
+    Args:
+      programs: compiled for the default device, and run before.
+    """
+
+    def recjax_between_cases(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    mark = in_place(recjax_between_cases, jnp.zeros(8))
+    assert isinstance(mark, Program)
+
+    def run() -> None:
+        with mark.ready():
+            for program in programs:
+                with program.ready():  # which may run programs of its own
+                    mark()
+                    program()
+                    mark()
+                    for _ in range(_RUNS):
+                        program()
+                    mark()
+
+    mark()  # not for the first time
+    trace = profile.profile(run, None)
+    found = profile.events(trace)
+    profile.discard(trace)
+    return of_events(found, len(programs))
+
+
+def of_events(found: Iterable[profile.Happened], programs: int) -> list[float]:
+    """The times of so many programs from the events of a profile, s: see `device_seconds`.
+
+    Raises:
+      ValueError: the profile does not have all of their runs.
+    """
+    kernels = sorted(
+        (start, length, f"jit_{_MARKER}" in str(stats["hlo_module"]))
+        for _, start, length, stats in found
+        if "device_ordinal" in stats and "hlo_op" in stats and "hlo_module" in stats
+    )
+    parts: list[list[float]] = []  # lengths of the kernels after each marker, ns
+    for _, length, marks in kernels:
+        if marks:
+            parts.append([])
+        elif parts:
+            parts[-1].append(length)
+    if len(parts) != 3 * programs or not all(parts[1::3]):
+        raise ValueError(f"the profile has {len(parts)} marks of {3 * programs}")
+    return [_middle_ns(lengths) / 1e9 for lengths in parts[1::3]]
+
+
+def _middle_ns(lengths: Sequence[float]) -> float:
+    if len(lengths) % _RUNS:
+        return sum(lengths) / _RUNS
+    return float(np.median(np.reshape(lengths, (_RUNS, -1)).sum(axis=1)))
