@@ -72,7 +72,7 @@ FULL = Effort(False, 5, 0.05, 400.0, 240.0)
 QUICK = Effort(True, 3, 0.01, 20.0, 30.0)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Timed:
     """A compiled case and what was measured of it, s: the middle of a pass's runs.
 
@@ -167,17 +167,15 @@ def calibrate(
     shared = device.platform == "cpu"
     with jax.default_device(device):
         timed, collectives, overheads = _compiled(mesh, effort, tell)
-        by_host, on_device = [*timed, *overheads.values()], []
-        if not shared:
-            on_device = [one for one in by_host if isinstance(one.run, Program)]
-            by_host = [one for one in by_host if one not in on_device or one in overheads.values()]
+        on_device = [] if shared else [one for one in (*timed, *overheads.values()) if isinstance(one.run, Program)]
+        by_host = [*(one for one in timed if one not in on_device), *overheads.values()]
         limit = began + effort.limit_s
         for number in range(effort.passes):
             if number and time.monotonic() > limit:
                 break
             limit += _one_pass(by_host, collectives, effort, number, limit if number else math.inf, between)
             for one, s in zip(on_device, device_seconds([one.run for one in on_device]), strict=True):
-                one.device_s.append(s)
+                one.device_s.append(s)  # and by the host's clock for overheads, which are between kernels
             tell(f"pass {number + 1} of {effort.passes} done after {time.monotonic() - began:.0f} s")
     rates = _rates(timed, cores)
     measured = Machine(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from recjax.comms import profile
-from recjax.planning.cases import Program, in_place
+from recjax.planning.cases import Argument, Program
 
 _RUNS = 10  # of a case in a pass, after one that does not count
 _MARKER = "recjax_between_cases"
@@ -27,12 +27,13 @@ def device_seconds(programs: Sequence[Program]) -> list[float]:
     Args:
       programs: compiled for the default device, and run before.
     """
+    if not programs:
+        return []
 
     def recjax_between_cases(x: jax.Array) -> jax.Array:
         return x + 1
 
-    mark = in_place(recjax_between_cases, jnp.zeros(8))
-    assert isinstance(mark, Program)
+    mark = Program(recjax_between_cases, [Argument((8,), jnp.float32, lambda: jnp.zeros(8))], in_place=True)
 
     def run() -> None:
         with mark.ready():
