@@ -219,7 +219,7 @@ def make_parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--out", type=expanded, required=True, metavar="FILE", help="machine file to write")
     calibrate.add_argument("--quick", action="store_true", help="few and small sizes, in a minute: to try it")
     calibrate.add_argument("--devices", type=int, metavar="N", help="the most that collectives are measured over, "
-                           "which are over 2 as well (default: all accelerators, or 8 host devices, 2 with --quick)")
+                           "beside 2 (default: all accelerators, or 8 host devices, 2 with --quick)")  # fmt: skip
     calibrate.add_argument("--platform", choices=("auto", "cpu", "gpu", "tpu"), default="auto",
                            help="of the devices (default: auto)")  # fmt: skip
     calibrate.add_argument(

@@ -13,7 +13,6 @@ import dataclasses
 import datetime
 import functools
 import math
-import os
 import platform
 import random
 import threading
@@ -35,6 +34,7 @@ from recjax.planning.device_times import device_seconds
 from recjax.planning.host_cases import host_cases
 from recjax.planning.machine import COLLECTIVES, HOST, HeldOut, Kernel, Machine, Point, Quantity
 from recjax.planning.overhead_cases import LEAST_US, chains, overheads_of
+from recjax.planning.rates import rates_of
 from recjax.planning.reuse_cases import reuse_cases
 from recjax.tiers.disk_speed import disk_rates
 from recjax.utils import processor
@@ -43,7 +43,6 @@ Tell = Callable[[str], None]
 _RUNS, _LEAST_RUNS = 20, 4  # of a case in a pass, of which the first does not count
 _TURNS = 2  # of a pass, after each of which something else is measured: a machine's speed changes within seconds
 _LEAST_S = 0.005  # of a case in a pass: short ones run more often
-_LEAST_FOR_RATE_US = 100.0  # that a case takes which may tell a peak rate: of less the clock's noise would be the peak
 _COLLECTIVE_BYTES = tuple(2**e for e in range(10, 25, 2))
 _QUICK_BYTES = (2**12, 2**20)
 _HELD_OUT_BYTES = (30_000, 500_000)
@@ -177,7 +176,7 @@ def calibrate(
             for one, s in zip(on_device, device_seconds([one.run for one in on_device]), strict=True):
                 one.device_s.append(s)  # and by the host's clock for overheads, which are between kernels
             tell(f"pass {number + 1} of {effort.passes} done after {time.monotonic() - began:.0f} s")
-    rates = _rates(timed, cores)
+    rates = rates_of([(one.case, one.point(cores).us) for one in timed], device)
     measured = Machine(
         name or name_of_cpu or device.device_kind,
         True,
@@ -346,34 +345,6 @@ class _Collective:
         us = float(np.median(self.middle_s)) * 1e6 if self.middle_s else LEAST_US
         us *= min(1.0, (cores or self._ranks) / self._ranks)
         return Point({"bytes": float(self.bytes), "devices": float(self._ranks)}, max(us, LEAST_US))
-
-
-def _rates(timed: Sequence[_Timed], cores: int) -> dict[str, Quantity]:
-    """The best that any case reached, and sizes that the system tells."""
-    flops: dict[str, list[tuple[float, float]]] = {}
-    passes: list[tuple[float, float]] = []
-    for one in timed:
-        us = one.point(cores).us
-        base, _, variant = one.case.kernel.partition(".")
-        if base == "matmul":
-            operations = of_sizes(one.case.kernel, one.case.sizes).flops
-            flops.setdefault(variant.rpartition("_")[2], []).append((us, operations / us * 1e6))
-        if one.case.kernel == "elementwise":
-            passes.append((us, one.case.sizes["bytes"] / us * 1e6))
-    found = {f"flops_{dtype}": Quantity(_peak(rates), "FLOP/s", "measured") for dtype, rates in flops.items()}
-    found["memory"] = Quantity(max(passes)[1], "B/s", "measured")
-    found["cache"] = Quantity(_peak(passes), "B/s", "measured")
-    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    found["memory_size"] = Quantity(float(size), "B", "the operating system")
-    if cache := processor.last_cache_bytes():
-        found["cache_size"] = Quantity(float(cache), "B", "the operating system")
-    found["line_size"] = Quantity(64.0, "B", "of x86-64 and most Arm processors")
-    return found
-
-
-def _peak(found: Sequence[tuple[float, float]]) -> float:
-    """The best rate of (us, rate) among those that took long enough for the clock, or else that of the longest."""
-    return max((rate for us, rate in found if us > _LEAST_FOR_RATE_US), default=max(found)[1])
 
 
 def _without_streams(machine: Machine) -> Machine:

@@ -35,6 +35,7 @@ DENSE_CALLS = {"recjax_dense_forward": (0, 1), "recjax_dense_into_input": (2, 0)
 _NARROW = ("bf16", "f16")
 _STRIDE_BYTES = 1024  # from one row to the next, of which columns fall into few sets: on a CPU three times as slow
 _VIEWS = ("bitcast", "reshape")  # which hand on what they are given
+_INTERACTING = 64  # rows and columns of matrices that a model multiplies sample by sample are not all more
 _SMALL = 8  # rows and columns of matrices; larger ones XLA multiplies itself
 _LONG_BYTES = 512  # of a row of a lookup: longer ones are as many of these
 
@@ -251,16 +252,29 @@ def _each(work: Work) -> Work:
 
 
 def _library_product(left: Array, right: Array, instruction: Instruction) -> Work:
-    """A product of matrices by cuBLAS, of whose operands the text does not say which dimensions are summed over.
+    """A product of matrices by cuBLAS.
 
-    Each of m, n and k is a dimension of two of the three matrices: the product of their sizes is (m n k)^2.
+    Each of m, n and k is a dimension of two of the three matrices: the product of their sizes is (m n k)^2. A batch of
+    large products is a sum over a batch of samples that XLA cut into pieces (split-K), and counted as that.
     """
     result = instruction.arrays[0]
     batch = math.prod(result.dims[:-2])
     m, n = result.dims[-2:] if len(result.dims) > 1 else (result.size, 1)
     k = max(1, round(math.sqrt(left.size * right.size / max(1, m * n)) / batch))
     moved = left.bytes + right.bytes + result.bytes
-    return matmul(m, n, k, batch, left.dtype, "nn", moved)
+    if min(m, n, k) > _INTERACTING:
+        k, batch = batch * k, 1
+    return matmul(m, n, k, batch, left.dtype, _layout(instruction.attributes, left, right), moved)
+
+
+def _layout(attributes: str, left: Array, right: Array) -> str:
+    """Layout of a product by cuBLAS, from the dimensions that are summed over; "nn" where the text has none."""
+
+    def last(side: str, array: Array, otherwise: bool) -> bool:
+        summed = re.search(rf'"{side}_contracting_dimensions":\["(\d+)"\]', attributes)
+        return otherwise if summed is None else int(summed.group(1)) == len(array.dims) - 1
+
+    return ("n" if last("lhs", left, True) else "t") + ("t" if last("rhs", right, False) else "n")
 
 
 def _product(instruction: Instruction, left: Array, right: Array) -> Work:

@@ -192,27 +192,33 @@ def test_a_lookup_that_xla_compiled_gathers_as_many_rows_as_there_are_ids(rows):
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "result", "sizes"),
+    ("left", "right", "result", "summed", "kernel", "sizes"),
     [
-        ("64,32", "32,16", "64,16", {"m": 64, "n": 16, "k": 32}),
-        ("32,64", "32,16", "64,16", {"m": 64, "n": 16, "k": 32}),  # the left one lies transposed
-        ("8,27,16", "8,27,16", "8,27,27", {"batch": 8, "m": 27, "n": 27, "k": 16}),
+        ("64,32", "32,16", "64,16", "", "matmul.nn", {"m": 64, "n": 16, "k": 32}),
+        ("32,64", "32,16", "64,16", "", "matmul.nn", {"m": 64, "n": 16, "k": 32}),  # the left one lies transposed
+        ("32,64", "32,16", "64,16", "00", "matmul.tn", {"m": 64, "n": 16, "k": 32}),
+        ("64,32", "16,32", "64,16", "11", "matmul.nt", {"m": 64, "n": 16, "k": 32}),
+        ("8,27,16", "8,27,16", "8,27,27", "22", "batched_matmul.nt", {"batch": 8, "m": 27, "n": 27, "k": 16}),
+        ("8,512,367", "8,512,512", "8,367,512", "11", "matmul.tn", {"m": 367, "n": 512, "k": 4096}),  # cut into 8
     ],
 )
-def test_products_of_a_gpus_library_are_told_from_the_sizes_of_three_matrices(left, right, result, sizes):
+def test_products_of_a_gpus_library_are_told_from_three_matrices(left, right, result, summed, kernel, sizes):
+    dims = (
+        f'"lhs_contracting_dimensions":["{summed[0]}"],"rhs_contracting_dimensions":["{summed[1]}"]' if summed else ""
+    )
     text = f"""
 HloModule jit_train_step, is_scheduled=true
 
 ENTRY %main (x: f32[{left}], w: f32[{right}]) -> f32[{result}] {{
   %x = f32[{left}] parameter(0)
   %w = f32[{right}] parameter(1)
-  %call = (f32[{result}], s8[4194304]{{0}}) custom-call(%x, %w), custom_call_target="__cublas$gemm"
+  %call = (f32[{result}], s8[4194304]{{0}}) custom-call(%x, %w), custom_call_target="__cublas$gemm", config={{{dims}}}
   ROOT %got = f32[{result}] get-tuple-element(%call), index=0
 }}
 """
     graph = read_graph(text, 1)
     (work,) = graph.nodes[0].works
-    assert dict(work.sizes) == sizes and not graph.unknown
+    assert (work.kernel, dict(work.sizes)) == (f"{kernel}_f32", sizes) and not graph.unknown
     assert work.flops == 2 * sizes.get("batch", 1) * sizes["m"] * sizes["n"] * sizes["k"]
 
 
