@@ -54,10 +54,11 @@ class Costs:
         Args:
           machine: of the costs.
           devices: that run the same program at the same time. If they share the host's cores, they share its caches:
-            between two uses of some memory each of them has touched as much.
+            between two uses of some memory each of those that run has touched as much. No more run than there are
+            cores: an operating system lets each go on for longer than most kernels take.
         """
         self.machine = machine
-        self._touching = devices if machine.shared else 1
+        self._touching = min(devices, machine.cores) if machine.shared else 1
         self._grids: dict[str, _Grid | _Sum] = {}
         self._known: dict[tuple[object, ...], Cost] = {}
 
