@@ -3,7 +3,7 @@
 All cases are measured in passes, one after the other, so that a drift of the machine hits all classes alike. A case's
 time is the median over passes of the middle run in each, without what an empty program takes that is run by turns with
 it: a step's kernels are run as the machine is, too, and not at its best. CPU cores that a kernel keeps busy are the CPU
-time of the middle run over that.
+time of the middle run over that. On an accelerator kernels are timed by its own clock, see `device_times`.
 """
 
 from __future__ import annotations

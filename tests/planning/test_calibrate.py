@@ -14,12 +14,13 @@ from support.commands import assert_refused, inside
 
 from recjax.bench import in_training
 from recjax.parallel.mesh import MeshConfig, make_mesh
-from recjax.planning import calibrate, cases
+from recjax.planning import calibrate, cases, device_times, rates
 from recjax.planning import host_cases as host_module
 from recjax.planning.graph import read_graph
 from recjax.planning.host_cases import host_cases
 from recjax.planning.machine import SIZES
 from recjax.planning.machine_file import open_machine
+from recjax.planning.overhead_cases import overheads_of
 
 NOTHING = calibrate._Timed(cases.Case("empty", {}, lambda: lambda: None), lambda: None)
 FEW = ("matmul.nn_f32", "copy", "elementwise", "transcendental", "scatter.sorted")
@@ -148,8 +149,8 @@ def test_the_repeat_error_is_of_two_halves_of_the_passes():
 
 
 def test_a_peak_rate_is_of_what_took_long_enough_to_be_timed():
-    assert calibrate._peak([(1.0, 900.0), (200.0, 50.0), (3000.0, 40.0)]) == 50
-    assert calibrate._peak([(1.0, 900.0), (2.0, 600.0)]) == 600
+    assert rates._peak([(1.0, 900.0), (200.0, 50.0), (3000.0, 40.0)]) == 50
+    assert rates._peak([(1.0, 900.0), (2.0, 600.0)]) == 600
 
 
 def test_passes_are_over_as_many_elements_as_batches_have():
@@ -318,3 +319,52 @@ def test_a_damaged_machine_file_is_refused_before_anything_is_compiled(tmp_path)
     done = inside("plan", "synthetic", "--predict", "--machine", bad)
     assert_refused(done, 3, "machine.json: .* is missing")
     assert "compiling" not in done.err
+
+
+def test_a_collective_of_more_devices_than_cores_counts_as_if_each_had_one():
+    """Eight on two cores: a schedule of eight gives each a quarter of a core, and makes four times 10 us of it."""
+    timed = calibrate._Collective.__new__(calibrate._Collective)
+    timed.kind, timed.bytes, timed._ranks, timed.middle_s = "all_reduce", 4096, 8, [40e-6, 30e-6, 50e-6]
+    assert timed.point(2).us == pytest.approx(10)
+    assert timed.point(None).us == timed.point(16).us == pytest.approx(40)
+    assert timed.point(2).sizes == {"bytes": 4096.0, "devices": 8.0}
+
+
+def kernels(module, *lengths):
+    """Events of one stream, as the profiler of an NVIDIA GPU gives them; further ones say nothing of a program."""
+    clock = kernels.clock
+    found = []
+    for length in lengths:
+        found.append(("k", clock, length, {"device_ordinal": 0, "hlo_module": f"jit_{module}", "hlo_op": "fusion"}))
+        found.append(("MemcpyH2D", clock, 1e6, {"device_ordinal": 0}))
+        clock += 10 * length
+    kernels.clock = clock
+    return found
+
+
+def test_the_device_tells_the_times_of_each_program(monkeypatch):
+    """Of two programs, one of two kernels; what makes arguments, and the run that does not count, are left out."""
+    monkeypatch.setattr(device_times, "_RUNS", 3)
+    kernels.clock = 0.0
+    marker = device_times._MARKER
+    happened = [
+        *kernels("ones", 500.0), *kernels(marker, 1.0), *kernels("first", 900.0, 900.0), *kernels(marker, 1.0),
+        *kernels("first", 10.0, 20.0, 11.0, 21.0, 99.0, 99.0), *kernels(marker, 1.0),
+        *kernels("ones", 500.0), *kernels(marker, 1.0), *kernels("second", 900.0), *kernels(marker, 1.0),
+        *kernels("second", 7.0, 5.0), *kernels(marker, 1.0),  # a copy that was no kernel
+    ]  # fmt: skip
+    assert device_times.of_events(reversed(happened), 2) == pytest.approx([32e-9, 4e-9])
+    with pytest.raises(ValueError, match="3 marks of 6"):
+        device_times.of_events(happened[: len(happened) // 2], 2)
+    assert device_times.device_seconds([]) == []
+
+
+def test_overheads_are_what_longer_chains_take():
+    """Of a kernel 3 us, of which the device's clock has 2; of a turn of a loop 16, of which two kernels are 6."""
+    slope = {"line": 3.0, "loop": 16.0, "launch": 1.5}
+    times = {f"{what}.{length}": [1e-6 * (40 + us * length)] for what, us in slope.items() for length in (16, 144)}
+    device = {name: [1e-6 * 2 * int(name.partition(".")[2])] if "line" in name else [] for name in times}
+    found = overheads_of(times, device)
+    assert {name: of.value for name, of in found.items()} == pytest.approx({"kernel": 1.0, "loop": 10.0, "launch": 1.5})
+    of_cpu = overheads_of({n: s for n, s in times.items() if "launch" not in n}, dict.fromkeys(times, []))
+    assert {name: of.value for name, of in of_cpu.items()} == pytest.approx({"kernel": 3.0, "loop": 10.0})

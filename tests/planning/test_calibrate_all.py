@@ -37,4 +37,4 @@ def test_a_quick_calibration_has_all_classes(sizes, tmp_path, monkeypatch):
     assert inside("calibrate", "--quick", "--devices", 2, "--platform", "cpu", "--out", out).status == 0
     found = open_machine(str(out))
     assert {name.partition(".")[0] for name in found.kernels} == set(SIZES)
-    assert found.overheads.keys() == OVERHEADS.keys()
+    assert found.overheads.keys() == OVERHEADS.keys() - {"launch"}  # which accelerators have

@@ -50,6 +50,16 @@ def test_larger_batches_never_take_less_and_more_devices_exchange(preset):
     )
 
 
+def test_devices_that_route_have_two_programs_more(preset):
+    """One that sorts, and one that lays out; the host hands over these too, and looks for no distinct rows."""
+    by_host, by_devices = (
+        predicted(preset, "mesh.devices=2", f"train.routing={where}")["parts_ms"] for where in ("host", "device")
+    )
+    assert by_devices["route"] > 0 and "route" not in by_host
+    rest = {name: ms for name, ms in by_devices.items() if name != "route"}
+    assert rest.keys() == by_host.keys()
+
+
 def test_the_measured_step_stands_beside_the_predicted_one(preset, monkeypatch):
     from recjax.bench import prediction
 

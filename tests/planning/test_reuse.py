@@ -71,10 +71,15 @@ def test_a_pass_over_data_from_far_away_takes_longer_by_their_share():
     assert costs.reuse((Use(1000.0, 3.0),)).us == 0 and costs.reuse(()).us == 0
     assert Costs(MACHINE).reuse((Use(1000.0, 1000.0),)).us == 0
     assert costs.reuse((Use(1000.0, 1000.0),)).cores == 2
-    # Two devices that share a cache touch twice as much meanwhile; of its own each of an accelerator has one.
-    shared, own = (Costs(dataclasses.replace(costs.machine, shared=shares), 2) for shares in (True, False))
+    # Two devices that share a cache touch twice as much meanwhile; of its own each of an accelerator has one. Of eight
+    # on two cores two run at a time.
+    shared, own, many = (
+        Costs(dataclasses.replace(costs.machine, shared=shares, cores=2), devices)
+        for shares, devices in ((True, 2), (False, 2), (True, 8))
+    )
     assert shared.reuse((Use(1000.0, 50.0),)).us == costs.reuse((Use(1000.0, 100.0),)).us > 0
     assert own.reuse((Use(1000.0, 50.0),)).us == costs.reuse((Use(1000.0, 50.0),)).us
+    assert many.reuse((Use(1000.0, 50.0),)).us == shared.reuse((Use(1000.0, 50.0),)).us
 
     node = read_graph(FORK, 1).nodes[0]
     alone = node_cost(dataclasses.replace(node, uses=()), costs)
