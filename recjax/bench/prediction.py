@@ -61,7 +61,7 @@ def predicted(config: RunConfig, machine: Machine, target: str = "") -> Predicti
     routing = [read_graph(of.as_text() or "", devices, hosts=hosts) for of in programs]
     routing = [Graph(tuple(replace(node, part="route") for node in of.nodes), of.unknown) for of in routing]
     arguments = tuple(len(jax.tree.leaves(of.in_avals)) for of in programs)
-    return predict(joined([*routing, step]), machine, replace(host, routing=arguments))
+    return predict(joined([*routing, step]), machine, replace(host, route_arguments=arguments))
 
 
 def _host(trainer: Trainer, found: compile_report.Sample, state: Any, inputs: Any, machine: Machine) -> HostWork:

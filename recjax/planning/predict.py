@@ -42,7 +42,7 @@ class HostWork:
       source: kind of the data that are read.
       ordered: whether samples are read as they lie, and not in an order that was drawn.
       hosts: that share all this evenly, each for its own devices.
-      routing: arguments of each program with which devices route a batch.
+      route_arguments: of each program with which devices route a batch.
     """
 
     samples: int
@@ -57,7 +57,7 @@ class HostWork:
     source: str = ""
     ordered: bool = False
     hosts: int = 1
-    routing: tuple[int, ...] = ()
+    route_arguments: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,7 +208,7 @@ def _stages(costs: Costs, host: HostWork, launches: int) -> tuple[dict[str, Cost
         if stage == "host_route" and not host.routes:
             pass
         elif stage == "host_dispatch" and costs.machine.knows(name):
-            calls = [costs.host(name, arguments=float(count), devices=devices) for count in (arguments, *host.routing)]
+            calls = [costs.host(name, arguments=float(count), devices=devices) for count in (arguments, *host.route_arguments)]
             launched_us = launches * costs.machine.overhead("launch")  # each device has a thread for that
             cost = Cost(sum(call.us for call in calls) + launched_us, calls[0].cores)
         elif costs.machine.knows(name):
