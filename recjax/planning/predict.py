@@ -208,7 +208,8 @@ def _stages(costs: Costs, host: HostWork, launches: int) -> tuple[dict[str, Cost
         if stage == "host_route" and not host.routes:
             pass
         elif stage == "host_dispatch" and costs.machine.knows(name):
-            calls = [costs.host(name, arguments=float(count), devices=devices) for count in (arguments, *host.route_arguments)]
+            each = (arguments, *host.route_arguments)
+            calls = [costs.host(name, arguments=float(count), devices=devices) for count in each]
             launched_us = launches * costs.machine.overhead("launch")  # each device has a thread for that
             cost = Cost(sum(call.us for call in calls) + launched_us, calls[0].cores)
         elif costs.machine.knows(name):

@@ -253,8 +253,9 @@ def test_the_host_hands_over_every_kernel_of_every_program():
     assert graph.launches == 11
     machine = dataclasses.replace(with_stages(dispatch=60.0), shared=False)
     launching = dataclasses.replace(machine, overheads=machine.overheads | {"launch": Quantity(2.0, "us", "measured")})
+    routes = dataclasses.replace(HOST, route_arguments=(26, 34))
     plain, launched, routed = (
         predict(graph, on, host).stages["host_dispatch"]
-        for on, host in ((machine, HOST), (launching, HOST), (launching, dataclasses.replace(HOST, route_arguments=(26, 34))))
+        for on, host in ((machine, HOST), (launching, HOST), (launching, routes))
     )
     assert (plain, launched, routed) == pytest.approx((60, 60 + 22, 3 * 60 + 22))
