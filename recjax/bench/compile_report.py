@@ -38,6 +38,7 @@ class Sample:
     Attributes:
       devices: whose shares were counted: the first so many.
       samples, ids: in these shares.
+      ids_of: the ids by the name that a feature has in the data.
       capacities: that a training's first step has, if no share that was not counted needs more.
       counts: group name -> the counts of its routing, of these devices.
     """
@@ -45,6 +46,7 @@ class Sample:
     devices: int
     samples: int
     ids: int
+    ids_of: dict[str, int]
     capacities: dict[str, int]
     counts: dict[str, GroupRouting]
 
@@ -72,7 +74,8 @@ def sample(trainer: Trainer) -> Sample:
     counts = host.all_true_counts(bound, counted)
     counts = jax.tree.map(lambda of_all: of_all[:devices], counts)
     sizes = capacity.grow({}, counted.required_capacities, capacity.Kinds.of(bound))
-    return Sample(devices, batch.size, _ids(batch), sizes, counts)
+    ids_of = {name: bags.ids.size for name, bags in batch.bags.items()}
+    return Sample(devices, batch.size, _ids(batch), ids_of, sizes, counts)
 
 
 def _ids(batch: Batch) -> int:

@@ -22,6 +22,7 @@ from recjax.planning import draw, reach
 from recjax.planning.graph import Graph, joined, read_graph
 from recjax.planning.machine import Machine
 from recjax.planning.predict import HostWork, Prediction, figures, predict
+from recjax.planning.routed import routed
 from recjax.train.compile_only import abstract_inputs, abstract_state
 from recjax.train.routers import HostRouter
 from recjax.train.trainer import Trainer, build_trainer
@@ -66,11 +67,12 @@ def predicted(config: RunConfig, machine: Machine, target: str = "") -> Predicti
 
 def _host(trainer: Trainer, found: compile_report.Sample, state: Any, inputs: Any, machine: Machine) -> HostWork:
     train, placed = trainer.config.train, jax.tree.leaves(inputs)
-    ids_per_sample = found.ids / max(1, found.samples)
+    shares = train.batch_size / max(1, found.samples)
+    of_ways = routed(trainer.bound, lambda feature: shares * found.ids_of[feature.reads])
     return HostWork(
         samples=train.batch_size,
-        ids=math.ceil(ids_per_sample * train.batch_size),
-        features=len(trainer.bound.lookups),
+        ids=math.ceil(shares * found.ids),
+        features=len(trainer.bound.features),
         placed_bytes=sum(math.prod(x.shape) * x.dtype.itemsize for x in placed),
         placed_arrays=len(placed),
         arguments=len(jax.tree.leaves(state)) + len(placed),
@@ -80,6 +82,7 @@ def _host(trainer: Trainer, found: compile_report.Sample, state: Any, inputs: An
         source=trainer.config.data.kind,
         ordered=not train.shuffle,
         hosts=1 if machine.shared else trainer.config.mesh.hosts,
+        routed=of_ways,
     )
 
 

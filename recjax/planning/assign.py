@@ -25,9 +25,11 @@ from recjax.embedding.plan_choice import AUTO_REPLICATE_BYTES
 from recjax.embedding.quantize import encoded_bytes
 from recjax.embedding.routing.capacity import ROOM, rung
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.planning.balance import balance
+from recjax.planning.balance import GOOD_ENOUGH, balance
 from recjax.planning.cuts import NARROWEST
 from recjax.planning.loads import Workload
+from recjax.planning.partition import Item, greedy, loads
+from recjax.planning.routed import Routed, RoutedBy, together
 from recjax.planning.step_sizes import (
     Buffer,
     Copies,
@@ -86,6 +88,8 @@ class _Stack:
     bags_T: np.ndarray  # vectors of a sample
     asked_T: np.ndarray  # rows that a device asks for
     distinct_T: np.ndarray  # rows that all devices ask for
+    batch_ids_T: np.ndarray  # of a batch of all devices
+    features_T: np.ndarray  # that look them up
 
     @classmethod
     def of(cls, demand: Demand, numbers_T: np.ndarray) -> _Stack:
@@ -97,7 +101,14 @@ class _Stack:
         asked_T = np.array([use.distinct for use in uses]) if work.dedup else ids_T
         bags_T = np.array([max(1, use.bags) for use in uses])
         rows_T = np.array([spec.rows for spec in specs])
-        return cls(numbers_T, specs[0], rows_T, ids_T, bags_T, asked_T, np.array(distinct))
+        batch_ids_T = np.array([work.batch_size * use.ids for use in uses])
+        features_T = np.array([len(use.features) or max(1, use.bags) for use in uses])
+        asking = asked_T, np.array(distinct), batch_ids_T, features_T
+        return cls(numbers_T, specs[0], rows_T, ids_T, bags_T, *asking)
+
+    def routed(self, by: RoutedBy, of_T: np.ndarray, owners: int = 0) -> Routed:
+        """How the ids of some tables are routed."""
+        return Routed(by, float(self.batch_ids_T[of_T].sum()), int(self.features_T[of_T].sum()), float(owners))
 
     def buffer(self, what: str, rows: int, item_bytes: int) -> Buffer:
         return Buffer.of(f"{what} of {self.spec.dim}", rows, self.spec.dim, self.spec, item_bytes)
@@ -108,12 +119,17 @@ def sizes(demand: Demand, ways: Assignment) -> StepSizes:
     work, N = demand.work, demand.work.devices
     way_T = np.array([list(WAYS).index(ways[table.name]) for table in demand.tables])
     rows, copies, owned = [], [], []
+    ways_of_ids: list[Routed] = []
     columns = widest = 0.0
     pooling = [feature for feature in demand.features if ways[feature.table] == "pooled"]
     counted, weighted = sum(f.bag is None for f in pooling), any(f.weighted for f in pooling)
     for stack in demand.stacks:
         of_way = [way_T[stack.numbers_T] == number for number in range(len(WAYS))]
         copied_T, rows_T, pooled_T = of_way
+        split_T = pooled_T.copy()
+        split_T[pooled_T] = _split(stack.rows_T[pooled_T], N)
+        ways_of_ids += [stack.routed("", copied_T | rows_T), stack.routed("pooled", pooled_T & ~split_T),
+                        stack.routed("split_pooled", split_T, N)]  # fmt: skip
         if rows_T.any():
             rows.append(_rows(demand, stack, rows_T))
         if copied_T.any():
@@ -133,8 +149,20 @@ def sizes(demand: Demand, ways: Assignment) -> StepSizes:
         ways_of = demand.exchange.forward, demand.exchange.backward
         there, back = (float(encoded_bytes(each, precision, work.item_bytes)) for precision in ways_of)
         vectors = (Vectors(there, back, tuple(owned), math.ceil(counted / N) * demand.samples, weighted),)
-    of_tables = tuple(rows), tuple(copies), vectors
-    return StepSizes(N, work.hosts, demand.samples, work.item_bytes, *of_tables, demand.host_routes)
+    of_tables, routed = (tuple(rows), tuple(copies), vectors), together([part for part in ways_of_ids if part.features])
+    return StepSizes(N, work.hosts, demand.samples, work.item_bytes, *of_tables, demand.host_routes, routed)
+
+
+def _split(rows_T: np.ndarray, devices: int) -> np.ndarray:
+    """Which tables have several owners: the largest, until whole ones even out the rest, as `balance` has it."""
+    split_T, none_Nx1 = np.zeros(len(rows_T), bool), np.zeros((devices, 1))
+    for size in sorted(set(rows_T.tolist()), reverse=True):
+        whole = [Item(np.array([rows]), 1) for rows in rows_T[~split_T]]
+        fullest = rows_T[split_T].sum() / devices + loads(whole, greedy(whole, none_Nx1), none_Nx1).max()
+        if fullest <= GOOD_ENOUGH * rows_T.sum() / devices:
+            break
+        split_T |= rows_T == size
+    return split_T
 
 
 def _fullest(of_table_T: np.ndarray, devices: int) -> float:

@@ -22,6 +22,7 @@ from recjax.data.synthetic.clicks import Synthetic
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Sgd
+from recjax.embedding.plan import Exchange
 from recjax.embedding.plan_choice import make_plan
 from recjax.embedding.routing import capacity, host
 from recjax.embedding.spec import FeatureSpec, TableSpec
@@ -44,6 +45,15 @@ _MOST_SAMPLES = 2**16  # of a batch
 _WINDOW = Order.shuffle_blocks * BLOCK_ROWS  # samples that are shuffled with each other, or drawn together
 _SWEPT_BYTES = 2**25
 _ROUTED_FOR = (1, 2, 8, 64)  # devices, which need not be here
+_POOLED_FOR = (2, 8, 64)  # the same where owners pool
+# Ids and features of batches whose ids go to owners that pool, and whether they are held out.
+_POOLED = (
+    *((ids, count, False) for ids in (2**10, 2**14, 2**18) for count in (1, 8, 40) if ids // count <= 2**16),
+    (60_000, 20, True),
+)  # fmt: skip
+_FEW_POOLED = ((2**10, 8, False), (2**14, 8, False), (2**18, 8, False))
+# Class of a stage's ids, see `recjax.planning.routed` -> the plan that they are routed by.
+_PLANS = {"": "row_wise", ".pooled": "table_wise", ".split_pooled": "row_wise"}
 # Prepared data are read much as a stream is repeated, shuffled or not; the others are drawn.
 _SOURCES = {"": "host_read", "in_order": "host_read.in_order", "synthetic": "host_read.synthetic"}
 
@@ -63,9 +73,12 @@ def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
     for ids, count, held in of_routing if quick else [*of_routing, (60_000, 20, True)]:
         named = {"ids": float(ids), "features": float(count)}
         for devices, stage in itertools.product((4,) if held else _ROUTED_FOR, ("host_route", "host_pack")):
-            make, beside = (functools.partial(_stage, stage, ids, count, devices, s) for s in (swept, False))
-            alone = stage == "host_pack"  # which the main thread does
-            yield Case(stage, {**named, "devices": float(devices)}, make, held, False, None if alone else beside)
+            yield _routing(stage, "", named | {"devices": float(devices)}, swept, held)
+    for ids, count, held in _FEW_POOLED if quick else _POOLED:
+        named = {"ids": float(ids), "features": float(count)}
+        for devices in (4,) if held else _POOLED_FOR:
+            for stage, way in itertools.product(("host_route", "host_pack"), (".pooled", ".split_pooled")):
+                yield _routing(stage, way, named | {"devices": float(devices)}, swept, held)
     here = sorted({1, min(2, mesh.devices.size), mesh.devices.size})
     moves = itertools.product(
         (2**12, 2**20) if quick else tuple(2**e for e in (12, 16, 20, 24)), (1, 64) if quick else (1, 8, 64), here
@@ -80,6 +93,14 @@ def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
         called = {"arguments": float(arguments), "devices": float(devices)}
         yield Case("host_dispatch", called, functools.partial(_dispatch, arguments, devices, mesh), held, False)
     yield from tier_cases(mesh, quick)
+
+
+def _routing(stage: str, way: str, named: dict[str, float], swept: bool, held: bool) -> Case:
+    """A case of routing or packing, by a way of `_PLANS`."""
+    sizes = int(named["ids"]), int(named["features"]), int(named["devices"])
+    make, beside = (functools.partial(_stage, stage, way, *sizes, s) for s in (swept, False))
+    alone = stage == "host_pack"  # which the main thread does
+    return Case(stage + way, named, make, held, False, None if alone else beside)
 
 
 def _shared(mesh: Mesh) -> bool:
@@ -116,17 +137,20 @@ class _Turn:
       seconds: that each stage of the last batch took, by its name in the machine file.
     """
 
-    def __init__(self, kind: str, samples: int, features: int, bag: int, devices: int, swept: bool) -> None:
+    def __init__(
+        self, kind: str, samples: int, features: int, bag: int, devices: int, swept: bool, way: str = ""
+    ) -> None:
         """Opens the data of a kind of `_SOURCES`; each feature has `bag` ids a sample and a table of its own.
 
-        `swept` says whether devices share the processor's caches.
+        `swept` says whether devices share the processor's caches, `way` by which of `_PLANS` ids are routed.
         """
         self._swept = swept
         source = _source(kind, features, bag)
         names = [feature.name for feature in source.schema.features]
         tables = tuple(TableSpec(n, r, 16, Sgd(0.1)) for n, r in zip(names, _rows(features), strict=True))
         looked_up = tuple(FeatureSpec(name, name) for name in names)
-        self._bound = bind(make_plan("row_wise", tables), tables, looked_up, devices)
+        plan = make_plan(_PLANS[way], tables, Exchange(kind="pooled" if way else "rows"))
+        self._bound = bind(plan, tables, looked_up, devices)
         self._batches = batches(source, "train", samples, shuffle=kind != "in_order", workers=0)
         self._sizes: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
@@ -166,8 +190,8 @@ def _reading(kind: str, samples: int, features: int, bag: int, swept: bool) -> R
     return _Reading(_Turn(kind, samples, features, bag, 1, swept), samples).run
 
 
-def _stage(stage: str, ids: int, features: int, devices: int, swept: bool) -> Run:
-    turn = _Turn("", max(1, ids // features), features, 1, devices, swept)
+def _stage(stage: str, way: str, ids: int, features: int, devices: int, swept: bool) -> Run:
+    turn = _Turn("", max(1, ids // features), features, 1, devices, swept, way)
 
     def run() -> float:
         turn.run()

@@ -63,6 +63,7 @@ class Planner:
             placed_arrays=q.host.placed_arrays + 2 * len(lists),
             arguments=q.host.arguments + 4 * len(lists),
             routes=found.host_routes,
+            routed=found.routed,
         )
         return predict(graph, q.machine, host, self._costs)
 

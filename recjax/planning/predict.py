@@ -18,6 +18,7 @@ from recjax.planning.costs import Cost, Costs
 from recjax.planning.graph import Graph
 from recjax.planning.machine import Machine
 from recjax.planning.reach import outside
+from recjax.planning.routed import Routed
 from recjax.planning.schedule import Schedule, schedule
 
 WORKERS, MAIN, INTERPRETER = "reading and routing", "main thread", "interpreter"
@@ -43,6 +44,7 @@ class HostWork:
       ordered: whether samples are read as they lie, and not in an order that was drawn.
       hosts: that share all this evenly, each for its own devices.
       route_arguments: of each program with which devices route a batch.
+      routed: the ids by the way in which they are routed; () if rows are listed for all of them.
     """
 
     samples: int
@@ -58,6 +60,7 @@ class HostWork:
     ordered: bool = False
     hosts: int = 1
     route_arguments: tuple[int, ...] = ()
+    routed: tuple[Routed, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,11 +192,10 @@ def _stages(costs: Costs, host: HostWork, launches: int) -> tuple[dict[str, Cost
     arrays, arguments = max(1, host.placed_arrays), max(1, host.arguments)
     devices = host.devices / host.hosts
     sizes = {"ids": max(1.0, host.ids / host.hosts), "features": float(max(1, host.features))}
-    routed = {**sizes, "devices": devices}
     wanted: dict[str, Mapping[str, float]] = {
         "host_read": {"samples": max(1.0, host.samples / host.hosts), **sizes},
-        "host_route": routed,
-        "host_pack": routed,
+        "host_route": {},
+        "host_pack": {},
         "host_place": {"bytes": max(1.0, host.placed_bytes / host.hosts), "arrays": float(arrays), "devices": devices},
         "host_dispatch": {"arguments": float(arguments), "devices": devices},
     }
@@ -213,13 +215,24 @@ def _stages(costs: Costs, host: HostWork, launches: int) -> tuple[dict[str, Cost
             launched_us = launches * costs.machine.overhead("launch")  # each device has a thread for that
             cost = Cost(sum(call.us for call in calls) + launched_us, calls[0].cores)
         elif costs.machine.knows(name):
-            cost = costs.host(name, **of_stage)
+            cost = _routing(costs, host, name, devices) if not of_stage else costs.host(name, **of_stage)
         elif stage == "host_place" and "host_link" in costs.machine.rates:
             cost = Cost(host.placed_bytes / host.devices / costs.machine.rate("host_link") * 1e6)  # each has its own
         else:
             missing.append(stage)
         stages[stage] = cost
     return stages, tuple(missing)
+
+
+def _routing(costs: Costs, host: HostWork, stage: str, devices: float) -> Cost:
+    """The cost of routing or packing on one of the hosts: of all ways of its ids, one after the other."""
+    found = []
+    for part in host.routed or (Routed("", host.ids, host.features),):
+        sizes = {"ids": max(1.0, part.ids / host.hosts), "features": float(max(1, part.features))}
+        name = f"{stage}.{part.by}" if part.by else stage
+        found.append(costs.host(name, **sizes, devices=part.owners or devices))
+    us = sum(cost.us for cost in found)
+    return Cost(us, us / sum(cost.us / cost.cores for cost in found) if us else 1.0)
 
 
 def figures(prediction: Prediction) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.pooled.layout import PooledExchange
 from recjax.embedding.quantize import encoded_bytes
 from recjax.embedding.routing.capacity import LISTED_IDS, LISTED_ROWS, ROOM, rung
-from recjax.embedding.spec import TableSpec
+from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.loads import Workload
+from recjax.planning.routed import Routed, routed
 
 _HEAPS = 0.8  # exponent with which distinct rows grow with samples, as long as the table has more
 
@@ -148,6 +149,7 @@ class StepSizes:
       item_bytes: of an element that is not bfloat16.
       rows, copies, vectors: of the tables.
       host_routes: whether the host finds distinct rows.
+      routed: ids of a batch of all devices, by the way in which they are routed; () if rows are listed for all.
     """
 
     devices: int
@@ -158,6 +160,7 @@ class StepSizes:
     copies: tuple[Copies, ...]
     vectors: tuple[Vectors, ...]
     host_routes: bool = True
+    routed: tuple[Routed, ...] = ()
 
     @property
     def spread_bytes(self) -> float:
@@ -225,7 +228,12 @@ def of_plan(bound: BoundPlan, work: Workload, host_routes: bool = True) -> StepS
     rows = tuple(_rows(group, work, samples) for group in bound.fetching if group.spread)
     copies = tuple(_copies(group, work, samples) for group in bound.fetching if not group.spread)
     vectors = tuple(_vectors(exchange, work, samples) for exchange in bound.pooled)
-    return StepSizes(bound.devices, bound.hosts, samples, work.item_bytes, rows, copies, vectors, host_routes)
+
+    def ids(feature: FeatureSpec) -> float:
+        return work.batch_size * work.profile.tables[feature.table].ids_of(feature.name)
+
+    of_tables = rows, copies, vectors
+    return StepSizes(bound.devices, bound.hosts, samples, work.item_bytes, *of_tables, host_routes, routed(bound, ids))
 
 
 def _buffer(group: Group, item_bytes: int) -> Buffer:
