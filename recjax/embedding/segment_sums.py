@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from recjax.utils.platforms import target_platform
 
-_AT_LEAST = 4096  # terms that are worth a turn of the loop
+LEAST_TERMS = 4096  # terms that are worth a turn of the loop
 PIECE = 16  # entries that one thread adds up; twice as many halve the levels, and make sums of short segments longer
 
 
@@ -128,7 +128,7 @@ def segment_sums(
     M, S, read = len(source_M), size or values_SxD.shape[0], read or _rows
     one = jax.eval_shape(read, values_SxD, jax.ShapeDtypeStruct((1,), jnp.int32))
     sums_TxD = jnp.zeros((segments, one.shape[1]), one.dtype)
-    piece = min(M, max(segments, _AT_LEAST))
+    piece = min(M, max(segments, LEAST_TERMS))
     if not piece:
         return sums_TxD
     if by_segments(atomics):

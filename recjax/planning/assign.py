@@ -10,9 +10,11 @@ plan that `as_plan` makes of an assignment.
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dataclasses
 import functools
+import heapq
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -28,7 +30,6 @@ from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.balance import GOOD_ENOUGH, balance
 from recjax.planning.cuts import NARROWEST
 from recjax.planning.loads import Workload
-from recjax.planning.partition import Item, greedy, loads
 from recjax.planning.routed import Routed, RoutedBy, together
 from recjax.planning.step_sizes import (
     Buffer,
@@ -140,7 +141,9 @@ def sizes(demand: Demand, ways: Assignment) -> StepSizes:
         if pooled_T.any():
             buffer = stack.buffer("owners", math.ceil(stack.rows_T[pooled_T].sum() / N * _UNEVEN), work.item_bytes)
             ids, distinct = (_fullest(x_T[pooled_T], N) for x_T in (stack.ids_T, stack.distinct_T))
-            owned.append(Owned(buffer, list_ids(ids, counted > 0), min(list_rows(distinct, 1), buffer.rows)))
+            bags = math.ceil(_fullest(stack.bags_T[pooled_T], N))
+            rows_asked = min(list_rows(distinct, 1), buffer.rows)
+            owned.append(Owned(buffer, list_ids(ids, counted > 0), rows_asked, bags=bags))
             columns += buffer.width * float(stack.bags_T[pooled_T].sum())
             widest = max(widest, min(buffer.width, NARROWEST))
     vectors: tuple[Vectors, ...] = ()
@@ -155,14 +158,18 @@ def sizes(demand: Demand, ways: Assignment) -> StepSizes:
 
 def _split(rows_T: np.ndarray, devices: int) -> np.ndarray:
     """Which tables have several owners: the largest, until whole ones even out the rest, as `balance` has it."""
-    split_T, none_Nx1 = np.zeros(len(rows_T), bool), np.zeros((devices, 1))
-    for size in sorted(set(rows_T.tolist()), reverse=True):
-        whole = [Item(np.array([rows]), 1) for rows in rows_T[~split_T]]
-        fullest = rows_T[split_T].sum() / devices + loads(whole, greedy(whole, none_Nx1), none_Nx1).max()
-        if fullest <= GOOD_ENOUGH * rows_T.sum() / devices:
-            break
-        split_T |= rows_T == size
-    return split_T
+    sizes = sorted(set(rows_T.tolist()), reverse=True)
+
+    def even(count: int) -> bool:
+        """Returns whether it suffices to split the tables of the first so many sizes."""
+        split_T = np.isin(rows_T, sizes[:count])
+        held = [rows_T[split_T].sum() / devices] * devices
+        for rows in np.sort(rows_T[~split_T])[::-1].tolist():
+            heapq.heapreplace(held, held[0] + rows)  # the heaviest first, to the one that has least
+        return bool(max(held) <= GOOD_ENOUGH * rows_T.sum() / devices)
+
+    count = bisect.bisect_left(range(len(sizes)), True, key=even)
+    return np.isin(rows_T, sizes[:count])
 
 
 def _fullest(of_table_T: np.ndarray, devices: int) -> float:

@@ -90,14 +90,22 @@ class Costs:
         return dataclasses.replace(cost, us=cost.us * max(1.0, ratio))
 
     def reuse(self, uses: Sequence[Use]) -> Cost:
-        """Returns by how much a kernel on data touched so far back takes longer: as a pass over as many bytes does."""
+        """Returns by how much a kernel on data touched so far back takes longer: as a pass over as many bytes does.
+
+        A pass over more bytes than were measured is one over as many as were, from each to the next of which it touches
+        the rest: of so many none are near.
+        """
         kernel, total = self.machine.kernel("reuse"), sum(use.bytes for use in uses)
         if kernel is None or not kernel.points or not total:
             return Cost(0.0)
         grid = self._grid("reuse", kernel)
-        near = grid.at({"bytes": total, "distance": 1.0})
+        rest = max(0.0, total - max(point.sizes["bytes"] for point in kernel.points))
+        near = grid.at({"bytes": total, "distance": max(1.0, rest * self._touching)})
         far_us = sum(
-            use.bytes / total * grid.at({"bytes": total, "distance": use.distance * self._touching}).us for use in uses
+            use.bytes
+            / total
+            * grid.at({"bytes": total, "distance": max(1.0, (use.distance + rest) * self._touching)}).us
+            for use in uses
         )
         return Cost(max(0.0, far_us - near.us), near.cores)
 

@@ -128,7 +128,10 @@ class _Walk:
         asked = sum(piece.bytes for piece in operands)
         found = [Use(read * p.bytes / asked, self._distance(p)) for p in operands if read * p.bytes]
         if not in_place:
-            found += self._new(size)
+            if all(piece.key in self.made for piece in own):  # in the turn of a loop before: in the same memory
+                found += [Use(piece.bytes, self._distance(piece)) for piece in own if piece.bytes]
+            else:
+                found += self._new(size)
             self.made |= {piece.key: piece for piece in own}
         self.clock += total
         for piece in (*operands, *result):

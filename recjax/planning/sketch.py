@@ -8,10 +8,12 @@ models and the schedule are those of a compiled step's graph.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
+from recjax.embedding.segment_sums import LEAST_TERMS
 from recjax.planning.graph import Graph, Node
-from recjax.planning.step_sizes import Buffer, Rows, StepSizes, Vectors
+from recjax.planning.step_sizes import Buffer, Owned, Rows, StepSizes, Vectors
 from recjax.planning.work import Work, gather, matmul, scatter, sort
 
 _ID = 4.0  # bytes of an id
@@ -99,15 +101,16 @@ def sketch(sizes: StepSizes, dense: DenseSizes, shared: bool = False) -> Graph:
         entries = sizes.ids + sum(sizes.lists)
         works = [sort(max(2.0, entries), 2, 8 * entries), _pass("elementwise", 40 * entries)]
         write.kernel("route", "route", works, [], launches=30)
-    looked_up = [(g.buffer, g.ids, g.bags, _fetch(write, g)) for g in sizes.rows]
+    looked_up = [(g.buffer, g.ids, g.bags, sizes.devices * g.list_rows, _fetch(write, g)) for g in sizes.rows]
     pooled = [_pooled_forward(write, v) for v in sizes.vectors]
     for c in sizes.copies:
         found = write.kernel(c.buffer.name, "gather", [_rows_gather(c.asked, c.buffer.value_bytes, c.buffer.rows)], [])
-        looked_up.append((c.buffer, c.ids, c.bags, found))
+        looked_up.append((c.buffer, c.ids, c.bags, c.asked, found))
     vectors = []
-    for buffer, ids, bags, fetched in looked_up:
+    for buffer, ids, bags, fetched_rows, fetched in looked_up:
         row_bytes = buffer.width * sizes.item_bytes
-        works = [_gather_fused(ids, row_bytes, ids), _pass("reduce.rows", (ids + bags * sizes.samples) * row_bytes)]
+        each, turns = _of_bags(ids, bags * sizes.samples)
+        works = [_gather_fused(each, row_bytes, fetched_rows)] * turns
         vectors.append(write.kernel(buffer.name, "pool", works, [fetched], launches=2))
     backward, gradients = _dense(write, dense, [*vectors, *pooled])
     small = _copies_back(write, sizes, backward)
@@ -123,14 +126,14 @@ def sketch(sizes: StepSizes, dense: DenseSizes, shared: bool = False) -> Graph:
     good = write.collective("all_reduce", "finite_check", 8.0, [last])
     for g, arrived in zip(sizes.rows, sent, strict=True):
         received = sizes.devices * g.list_rows
-        merged = _coalesce(write, g.buffer, received, received, [arrived])
+        merged = _coalesce(write, g.buffer, received, [arrived])
         if g.divided:
             merged = _statistic(write, g.buffer.name, received, g.divided, received, merged)
         _update(write, g.buffer, received, [merged, good])
     for v, arrived in zip(sizes.vectors, returned, strict=True):
         for own in v.groups:
             ids = sizes.devices * own.list_ids
-            merged = _coalesce(write, own.buffer, ids, own.distinct, [arrived])
+            merged = _by_row(write, own, [arrived])
             if own.divided:
                 merged = _statistic(write, own.buffer.name, ids, own.divided, own.distinct, merged)
             _update(write, own.buffer, own.distinct, [merged, good])
@@ -191,10 +194,11 @@ def _pooled_forward(write: _Writer, v: Vectors) -> int:
         asked = write.all_to_all("id_exchange", float(sizes.item_bytes * N * v.list_entries), [asked])
     summed = []
     for g in v.groups:
-        ids, row_bytes = N * g.list_ids, g.buffer.width * sizes.item_bytes
-        works = [_rows_gather(ids, g.buffer.value_bytes, g.buffer.rows), _add(ids, row_bytes, N * sizes.samples),
-                 _pass("elementwise", 24 * ids)]  # fmt: skip
-        summed.append(write.kernel(g.buffer.name, "gather", works, [asked], launches=26))
+        ids, row_bytes, bags = N * g.list_ids, g.buffer.width * sizes.item_bytes, N * sizes.samples * g.bags
+        each, turns = _of_pieces(ids, bags)
+        works = [_pass("elementwise", 24 * ids), _pass("copy", bags * row_bytes)]
+        works += [_rows_gather(each, g.buffer.value_bytes, g.buffer.rows), _add(each, row_bytes, bags)] * turns
+        summed.append(write.kernel(g.buffer.name, "gather", works, [asked], launches=24 + 4 * turns))
     vectors = N * sizes.samples * v.vector_bytes  # of all devices: set to zero, and put in the order they leave in
     placed = write.kernel("vectors", "pooled_exchange", [_pass("copy", 3 * vectors)], summed, launches=2)
     return write.all_to_all("pooled_exchange", vectors, [placed])
@@ -284,19 +288,47 @@ def _row_gradients(write: _Writer, g: Rows, backward: int) -> int:
     """Gradients of a device's rows, added up over its bags and sent to the owners."""
     sizes = write.sizes
     listed, row_bytes = sizes.devices * g.list_rows, g.buffer.width * sizes.item_bytes
-    works = [_pass("copy", 2.0 * listed * row_bytes), _add(g.ids, row_bytes, listed)]
-    added = write.kernel(g.buffer.name, "pool_backward", works, [backward], launches=3)
+    each, turns = _of_bags(g.ids, g.bags * sizes.samples)
+    works = [_pass("copy", 2.0 * listed * row_bytes), *[_add(each, row_bytes, listed)] * turns]
+    added = write.kernel(g.buffer.name, "pool_backward", works, [backward], launches=1 + 2 * turns)
     return added if sizes.devices == 1 else write.all_to_all(
         "grad_exchange", listed * g.back_bytes, [added], g.two_step
     )  # fmt: skip
 
 
-def _coalesce(write: _Writer, buffer: Buffer, rows: float, distinct: float, after: Sequence[int]) -> int:
-    """Gradients of the same row, from all devices, added up."""
+def _coalesce(write: _Writer, buffer: Buffer, rows: float, after: Sequence[int]) -> int:
+    """Gradients of the same row, from all devices, added up: put in order, and added to zeros that are copied first."""
     row_bytes = buffer.width * write.sizes.item_bytes
-    works = [sort(max(2.0, rows), 1, _ID * rows), _pass("elementwise", 60 * rows), _add(rows, _ID, rows),
-             _rows_gather(rows, row_bytes, rows), _add(rows, row_bytes, distinct)]  # fmt: skip
+    works = [*_sorted(rows), _pass("copy", 3.0 * rows * row_bytes), _rows_gather(rows, row_bytes, rows),
+             _add(rows, row_bytes, rows)]  # fmt: skip
     return write.kernel(buffer.name, "sparse_update", works, after, launches=24)
+
+
+def _by_row(write: _Writer, own: Owned, after: Sequence[int]) -> int:
+    """Gradients of the bags of an owner, added up by row, piece by piece of the ids in the order of their rows."""
+    sizes = write.sizes
+    ids, row_bytes = sizes.devices * own.list_ids, own.buffer.width * sizes.item_bytes
+    bags, (each, turns) = sizes.devices * sizes.samples * own.bags, _of_pieces(ids, own.distinct)
+    works = [*_sorted(ids), _pass("copy", 1.0 * own.distinct * row_bytes)]
+    works += [_rows_gather(each, row_bytes, bags), _add(each, row_bytes, own.distinct)] * turns
+    return write.kernel(own.buffer.name, "sparse_update", works, after, launches=22 + 4 * turns)
+
+
+def _sorted(rows: float) -> list[Work]:
+    """Row numbers sorted with their places, and the distinct ones found."""
+    return [sort(max(2.0, rows), 1, _ID * rows), _pass("elementwise", 60 * rows), _add(rows, _ID, rows)]
+
+
+def _of_bags(ids: float, bags: float) -> tuple[float, int]:
+    """Ids that are looked up at a time to sum bags, one of each, and how often: see `pooling.sum_bags`."""
+    turns = max(1, round(ids / max(1.0, bags)))
+    return ids / turns, turns
+
+
+def _of_pieces(ids: float, sums: float) -> tuple[float, int]:
+    """Ids that are added up at a time, about as many as there are sums, and how often: see `segment_sums`."""
+    each = min(max(1.0, ids), max(sums, LEAST_TERMS))
+    return each, math.ceil(ids / each) if ids else 1
 
 
 def _statistic(write: _Writer, name: str, ids: float, streams: int, rows: float, after: int) -> int:

@@ -106,12 +106,14 @@ class Owned:
       list_ids: ids in the list from one device to one owner.
       distinct: rows that an owner is asked for.
       divided: bags of an owner whose rows' columns lie with several, which then agree on statistics of rows.
+      bags: vectors of a sample that an owner makes.
     """
 
     buffer: Buffer
     list_ids: int
     distinct: int
     divided: int = 0
+    bags: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,8 +301,9 @@ def _vectors(exchange: PooledExchange, work: Workload, samples: int) -> Vectors:
             rows_N += distinct_of_all(segment.spec, use.distinct, use.ids, work) * held_N
         distinct = min(list_rows(float(rows_N.max()), 1), group.rows)
         listed = list_ids(float(ids_N.max()), bool(exchange.counted))
-        divided = exchange.widths[number] if group.divides_row_means else 0
-        groups.append(Owned(_buffer(group, work.item_bytes), listed, distinct, divided))
+        bags = exchange.widths[number]
+        divided = bags if group.divides_row_means else 0
+        groups.append(Owned(_buffer(group, work.item_bytes), listed, distinct, divided, bags))
     columns = exchange.block * (exchange.blocks + exchange.shared_blocks)
     ways = exchange.exchange.forward, exchange.exchange.backward
     there, back = (float(encoded_bytes(columns, way, work.item_bytes)) for way in ways)

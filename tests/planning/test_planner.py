@@ -19,7 +19,7 @@ from recjax.planning.loads import Workload
 from recjax.planning.machine import Quantity
 from recjax.planning.machine_file import open_machine, write
 from recjax.planning.memory import GIB, needed
-from recjax.planning.planner import BAND, Planner, allowed, answer, plain_ways, price, reason, search
+from recjax.planning.planner import BAND, Planner, allowed, answer, exact_sizes, plain_ways, price, reason, search
 from recjax.planning.predict import HostWork
 from recjax.planning.profile import Profile, TableUse
 from recjax.planning.question import Question
@@ -104,6 +104,15 @@ def test_what_the_user_fixed_stays():
     assert plan.tables["t0"][0].placement == "row_wise" and "placement=row_wise" in plan.tables["t0"][0].why
     pooled = dataclasses.replace(question.demand, exchange=dataclasses.replace(EXACT, kind="pooled"))
     assert allowed(pooled, tables[1]) == ("copy", "pooled")
+
+
+@pytest.mark.parametrize("rows", [(10**5,) * 3, (10**5,) * 4, (5 * 10**6, 10**6, 10**6), (10**6, 10**5, 10**4)])
+def test_the_search_expects_the_tables_to_be_split_that_are(rows):
+    """Three equal tables on two devices are split alike; of four each has two; a very large one is split alone."""
+    question = asked(*[(r, 32, 20, 0.5) for r in rows], devices=2, exchange=Exchange(kind="pooled"))
+    ways = {t.name: "pooled" for t in question.demand.tables}
+    plan = as_plan(question.demand, ways, dict.fromkeys(ways, ""))
+    assert sizes(question.demand, ways).routed == exact_sizes(question.demand, plan).routed
 
 
 def test_plans_are_deterministic_whole_and_give_every_table_a_reason():

@@ -11,6 +11,7 @@ from recjax.planning.graph import Graph, Node, joined, read_graph
 from recjax.planning.machine import SIZES, Kernel, Point, Quantity
 from recjax.planning.machine_file import open_machine
 from recjax.planning.predict import HostWork, figures, parts, predict
+from recjax.planning.routed import Routed
 from recjax.planning.schedule import node_cost
 from recjax.planning.work import Work
 
@@ -193,6 +194,31 @@ def test_what_the_machine_file_does_not_know_of_the_host_is_named():
     assert found.stages["host_place"] == pytest.approx(1e6 / 4 / 64e9 * 1e6)  # each device has a link of its own
     routed_there = predict(step(64), H100, dataclasses.replace(HOST, routes=False))
     assert "host_route" not in routed_there.missing
+
+
+def test_ids_are_routed_by_ways_that_take_a_time_of_their_own_each():
+    machine = with_stages(read=9.0, route=80.0, pack=7.0, place=9.0, dispatch=6.0)
+
+    def takes(name, of_id, **more):
+        points = tuple(Point({"ids": n, "features": 2.0, "devices": d}, n * d * of_id, **more)
+                       for n in (1000.0, 8000.0) for d in (2.0, 4.0))  # fmt: skip
+        return {name: Kernel(1.0, "measured", points)}
+
+    own = takes("host_route.pooled", 0.01) | takes("host_route.split_pooled", 0.1, cores=2.0)
+    machine = dataclasses.replace(machine, shared=False, kernels=machine.kernels | own)
+    ways = (Routed("", 4000, 2), Routed("pooled", 2000, 2), Routed("split_pooled", 1000, 2, owners=2.0))
+    found = predict(step(64), machine, dataclasses.replace(HOST, routed=ways))
+    # Two devices share a table that is split; other ids go to the four of the host. The file does not know how pooled
+    # ids are packed: as others.
+    assert found.stages["host_route"] == pytest.approx(80 + 4 * 2000 * 0.01 + 2 * 1000 * 0.1)
+    assert found.stages["host_pack"] == pytest.approx(3 * 7)
+    # of the last, two threads do twice as much
+    assert found.bounds["reading and routing"] == pytest.approx(9 + 80 + 80 + 200 / 2, rel=0.1)
+    assert found.bounds["interpreter"] == pytest.approx(9 + 80 + 80 + 200 / 2 + 21 + 9 + 6)
+    two = predict(step(64), machine, dataclasses.replace(HOST, routed=ways, hosts=2))
+    assert two.stages["host_route"] < found.stages["host_route"]
+    plain = predict(step(64), machine, dataclasses.replace(HOST, routed=(Routed("", 8000, 8),)))
+    assert plain.stages == predict(step(64), machine, HOST).stages
 
 
 def test_hosts_share_the_work_of_the_host():

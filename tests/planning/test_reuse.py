@@ -61,6 +61,50 @@ def test_a_table_is_touched_where_rows_are_looked_up_and_not_as_a_whole():
     assert all(use.distance <= 2 * everything for node in nodes for use in node.uses)
 
 
+TURNS = """
+HloModule turns, is_scheduled=true
+
+%body (c: (s32[], f32[1024])) -> (s32[], f32[1024]) {
+  %c = (s32[], f32[1024]{0}) parameter(0)
+  %n = s32[] get-tuple-element(%c), index=0
+  %z = f32[1024]{0} get-tuple-element(%c), index=1
+  %made = f32[256]{0} slice(%z), slice={[0:256]}
+  %back = f32[1024]{0} pad(%made), padding=0_768
+  ROOT %next = (s32[], f32[1024]{0}) tuple(%n, %back)
+}
+
+%condition (c.1: (s32[], f32[1024])) -> pred[] {
+  %c.1 = (s32[], f32[1024]{0}) parameter(0)
+  ROOT %yes = pred[] constant(true)
+}
+
+ENTRY %main (p: s32[], x: f32[1024]) -> f32[1024] {
+  %p = s32[] parameter(0)
+  %x = f32[1024]{0} parameter(1)
+  %start = (s32[], f32[1024]{0}) tuple(%p, %x)
+  %loop = (s32[], f32[1024]{0}) while(%start), condition=%condition, body=%body
+  ROOT %y = f32[1024]{0} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_a_turn_of_a_loop_writes_where_the_turn_before_wrote():
+    """A turn touches 2 x 1024 bytes and then 1024 + 4096; what it makes was last touched at the end of the other."""
+    found = uses(read_program(TURNS))
+    assert found["made"][-1] == Use(1024, 1024 + 4096 - (1024 + 4096))  # the pad has just read it
+    assert found["back"][-1] == Use(4096, 2048)  # what was made has been written meanwhile
+
+
+def test_of_more_bytes_than_were_measured_none_are_near():
+    """As many as were measured take 4 us touched just before, 16 us from 1000 bytes away, and 8 us in the middle."""
+    points = [Point({"bytes": 1000.0, "distance": d}, us, 2.0) for d, us in ((1.0, 4.0), (1000.0, 16.0))]
+    machine = dataclasses.replace(MACHINE, kernels={**MACHINE.kernels, "reuse": Kernel(1.0, "measured", tuple(points))})
+    costs, half = Costs(machine), math.sqrt(1000.0)
+    assert costs.reuse((Use(1000.0, half),)).us == pytest.approx(8 - 4)
+    assert costs.reuse((Use(1000.0 + half, 1e9),)).us == pytest.approx((16 - 8) * (1 + half / 1000))
+    assert costs.reuse((Use(4000.0, 1e9),)).us == 0  # it passes over 3000 more itself, from one turn to the next
+
+
 def test_a_pass_over_data_from_far_away_takes_longer_by_their_share():
     points = [Point({"bytes": 1000.0, "distance": d}, us, 2.0) for d, us in ((10.0, 4.0), (1000.0, 16.0))]
     machine = dataclasses.replace(MACHINE, kernels={**MACHINE.kernels, "reuse": Kernel(1.0, "measured", tuple(points))})

@@ -47,6 +47,30 @@ def test_collectives_have_the_bytes_of_their_closed_forms():
     assert moved(divided, "all_to_all") == sorted([8 * 300 * 4] * 3 + [8 * 512 * 256, 8 * 512 * 128])
 
 
+def looked_up(graph, part, kind):
+    return [
+        tuple(w.sizes.values()) for node in graph.nodes if node.part == part for w in node.works if w.kernel == kind
+    ]
+
+
+def test_bags_are_summed_by_one_id_of_each_at_a_time():
+    """4 bags of 10 for each of 512 samples, from 8 lists of 100 rows of 64 bytes; gradients go the same way back."""
+    graph = sketch(sizes([Rows(Buffer.of("rows", 125, 16, SPEC, 4), 100, 64.0, 64.0, 512 * 4 * 10, 4)]), DENSE)
+    assert looked_up(graph, "pool", "gather.fused") == [(2048, 64, 8 * 100 * 64)] * 10
+    assert looked_up(graph, "pool_backward", "scatter.add") == [(2048, 64, 8 * 100 * 64)] * 10
+
+
+def test_owners_add_up_about_as_many_ids_at_a_time_as_there_are_sums():
+    """8 lists of 3000 ids for 2 vectors of 8 x 512 samples: 3 pieces; for 120 rows, 6 of 4096, the least."""
+    owned = Owned(Buffer.of("owners", 1000, 16, SPEC, 4), 3000, 120, bags=2)
+    graph = sketch(sizes(vectors=[Vectors(128.0, 128.0, (owned,))]), DENSE)
+    assert looked_up(graph, "gather", "gather") == [(8192, 64, 1000 * 64)] * 3
+    assert looked_up(graph, "gather", "scatter.add") == [(8192, 64, 8192 * 64)] * 3
+    merged = looked_up(graph, "sparse_update", "scatter.add")
+    assert merged == [(24_000, 4, 24_000 * 4), *[(4096, 64, 120 * 64)] * 6]
+    assert looked_up(graph, "sparse_update", "gather")[:6] == [(4096, 64, 8192 * 64)] * 6
+
+
 def test_rows_in_pieces_are_gathered_beside_the_exchange_of_those_before():
     rows = Rows(Buffer.of("rows", 10**7, 64, SPEC, 4), 600_000, 256.0, 256.0, 48_000, 4)
     cut = dataclasses.replace(rows, pieces=3)
