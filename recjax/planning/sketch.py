@@ -138,9 +138,13 @@ def sketch(sizes: StepSizes, dense: DenseSizes, shared: bool = False) -> Graph:
                 merged = _statistic(write, own.buffer.name, ids, own.divided, own.distinct, merged)
             _update(write, own.buffer, own.distinct, [merged, good])
     for c in sizes.copies:
-        moved = 3 * c.buffer.bytes + c.buffer.rows * c.buffer.width * sizes.item_bytes
+        table, slots = 1.0 * c.buffer.rows * c.buffer.width * sizes.item_bytes, c.buffer.rows * c.buffer.slot_bytes
+        written = table + 2 * c.buffer.rows * c.buffer.value_bytes
+        # Gradients are scaled, the squares of each row averaged, and all rows written, whether they change or not.
+        works = [_pass("elementwise", 2 * table), _pass("reduce.rows", table), _pass("elementwise", written),
+                 _pass("elementwise", 4 * slots)]  # fmt: skip
         launches = 4 + 2 * c.buffer.slots
-        write.kernel(c.buffer.name, "sparse_update", [_pass("elementwise", moved)], [*summed, good], launches)
+        write.kernel(c.buffer.name, "sparse_update", works, [*summed, good], launches)
     share = sizes.devices if dense.sharded else 1
     passes = (3 + 2 * dense.slots) * 4.0 * dense.values / share
     write.kernel("dense_update", "dense_update", [_pass("elementwise", passes)], [*summed, good],
@@ -252,8 +256,11 @@ def _copies_back(write: _Writer, sizes: StepSizes, backward: int) -> list[int]:
     found = []
     for c in sizes.copies:
         row_bytes, rows = (c.buffer.width + 1) * sizes.item_bytes, c.buffer.rows
-        works = [_add(c.ids, row_bytes, c.asked), _add(c.asked, row_bytes, rows), _pass("copy", rows * row_bytes)]
-        found.append(write.kernel(c.buffer.name, "grad_exchange", works, [backward], launches=4))
+        each, turns = _of_bags(c.ids, c.bags * sizes.samples)
+        pooled = [_pass("copy", 2.0 * c.asked * row_bytes), *[_add(each, row_bytes, c.asked)] * turns]
+        added = write.kernel(c.buffer.name, "pool_backward", pooled, [backward], launches=1 + 2 * turns)
+        works = [_pass("copy", rows * row_bytes), _add(c.asked, row_bytes, rows)]
+        found.append(write.kernel(c.buffer.name, "grad_exchange", works, [added], launches=3))
     return found
 
 
@@ -280,6 +287,9 @@ def _dense_sums(
             extra = 0
         if waiting:
             summed.append(write.collective(kind, "dense_grads", moved + extra, [*waiting, *tables, *summed[-1:]]))
+    if tables:  # sums without the counts of devices beside them
+        moved = 2.0 * table_values * write.sizes.item_bytes
+        summed = [write.kernel("slice", "grad_exchange", [_pass("copy", moved)], summed)]
     return [write.kernel("divide", "dense_grads", [_pass("elementwise", 8.0 * dense.values)], summed,
                          launches=max(1, dense.leaves))]  # fmt: skip
 

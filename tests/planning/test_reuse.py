@@ -125,6 +125,8 @@ def test_a_pass_over_data_from_far_away_takes_longer_by_their_share():
     assert own.reuse((Use(1000.0, 50.0),)).us == costs.reuse((Use(1000.0, 50.0),)).us
     assert many.reuse((Use(1000.0, 50.0),)).us == shared.reuse((Use(1000.0, 50.0),)).us
 
+    large = tuple(dataclasses.replace(point, sizes={**point.sizes, "bytes": 1e5}) for point in points)
+    costs = Costs(dataclasses.replace(machine, kernels={**MACHINE.kernels, "reuse": Kernel(1.0, "measured", large)}))
     node = read_graph(FORK, 1).nodes[0]
     alone = node_cost(dataclasses.replace(node, uses=()), costs)
     beside = node_cost(node, costs)
