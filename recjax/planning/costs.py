@@ -124,7 +124,9 @@ class Costs:
     def _grid(self, name: str, kernel: Kernel) -> _Grid | _Sum:
         if name not in self._grids:
             base = name.partition(".")[0]
-            places = ("devices",) if base in (*COLLECTIVES, "host_route", "host_pack") else ("table_bytes", "distance")
+            places: tuple[str, ...] = ("table_bytes", "distance")
+            if base in (*COLLECTIVES, "host_route", "host_pack"):  # but ids are gone through for each of several owners
+                places = () if name.endswith(".split_pooled") else ("devices",)
             if base == "host_read":
                 self._grids[name] = _Sum(kernel.points, _READING)
             else:

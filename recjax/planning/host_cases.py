@@ -42,16 +42,16 @@ _FEW_READ = tuple(
     (samples, features, bag, False) for samples in (64, 4096) for features, bag in ((2, 1), (26, 1), (4, 8))
 )
 _MOST_SAMPLES = 2**16  # of a batch
+_POOLED_FOR = (2, 8)  # devices whose owners pool; more that share a table take as many times as long
+# Ids and features of batches whose ids go to owners that pool, and whether they are held out.
+_POOLED = (
+    *((ids, count, False) for ids in (2**10, 2**14, 2**18) for count in (1, 40) if ids // count <= _MOST_SAMPLES),
+    (60_000, 20, True),
+)  # fmt: skip
+_FEW_POOLED = ((2**10, 2, False), (2**14, 26, False), (2**10, 26, False), (2**14, 2, False))
 _WINDOW = Order.shuffle_blocks * BLOCK_ROWS  # samples that are shuffled with each other, or drawn together
 _SWEPT_BYTES = 2**25
 _ROUTED_FOR = (1, 2, 8, 64)  # devices, which need not be here
-_POOLED_FOR = (2, 8, 64)  # the same where owners pool
-# Ids and features of batches whose ids go to owners that pool, and whether they are held out.
-_POOLED = (
-    *((ids, count, False) for ids in (2**10, 2**14, 2**18) for count in (1, 8, 40) if ids // count <= 2**16),
-    (60_000, 20, True),
-)  # fmt: skip
-_FEW_POOLED = ((2**10, 8, False), (2**14, 8, False), (2**18, 8, False))
 # Class of a stage's ids, see `recjax.planning.routed` -> the plan that they are routed by.
 _PLANS = {"": "row_wise", ".pooled": "table_wise", ".split_pooled": "row_wise"}
 # Prepared data are read much as a stream is repeated, shuffled or not; the others are drawn.

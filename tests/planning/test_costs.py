@@ -207,3 +207,14 @@ def test_all_to_alls_of_a_torus_pass_through_others():
     work = Work("all_to_all", {"bytes": 2.0**30, "devices": 64.0}, 0, 2**30)
     hops = 2 * 8 / 4  # a quarter of each ring of eight
     assert costs.of(work).us == pytest.approx(1.0 + hops * 63 / 64 * 2**30 / 200e9 * 1e6)
+
+
+def test_more_owners_that_share_a_table_take_longer_than_was_measured_and_more_devices_do_not():
+    points = tuple(Point({"ids": n, "features": 4.0, "devices": d}, n * d / 100) for n in (100.0, 1000.0)
+                   for d in (2.0, 8.0))  # fmt: skip
+    kernels = {name: Kernel(1.0, "measured", points) for name in ("host_route", "host_route.split_pooled")}
+    costs = Costs(dataclasses.replace(MACHINE, kernels=kernels))
+    given = {"ids": 1000.0, "features": 4.0, "devices": 32.0}
+    assert costs.host("host_route", **given).us == pytest.approx(1000 * 8 / 100)
+    assert costs.host("host_route.split_pooled", **given).us == pytest.approx(1000 * 32 / 100)
+    assert costs.host("host_route.pooled", **given).us == pytest.approx(1000 * 8 / 100)  # nothing is known of them
