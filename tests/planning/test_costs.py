@@ -214,7 +214,7 @@ def test_more_owners_that_share_a_table_take_longer_than_was_measured_and_more_d
                    for d in (2.0, 8.0))  # fmt: skip
     kernels = {name: Kernel(1.0, "measured", points) for name in ("host_route", "host_route.split_pooled")}
     costs = Costs(dataclasses.replace(MACHINE, kernels=kernels))
-    given = {"ids": 1000.0, "features": 4.0, "devices": 32.0}
-    assert costs.host("host_route", **given).us == pytest.approx(1000 * 8 / 100)
-    assert costs.host("host_route.split_pooled", **given).us == pytest.approx(1000 * 32 / 100)
-    assert costs.host("host_route.pooled", **given).us == pytest.approx(1000 * 8 / 100)  # nothing is known of them
+    where = {"ids": 1000.0, "features": 4.0, "devices": 32.0}
+    assert costs.host("host_route", **where).us == pytest.approx(1000 * 8 / 100)
+    assert costs.host("host_route.split_pooled", **where).us == pytest.approx(1000 * 32 / 100)
+    assert costs.host("host_route.pooled", **where).us == pytest.approx(1000 * 8 / 100)  # nothing is known of them
