@@ -40,7 +40,7 @@ _HIDDEN = 0.05
 _COPIED_BYTES = (0, 2**14, AUTO_REPLICATE_BYTES, 2**18, 2**20, 2**22, 2**24)
 _FEWER = (math.inf, 4.0, 2.0, 1.0, 0.5, 0.0)  # times by which vectors are fewer bytes than rows
 _MOVED_CLASSES = 32  # of tables that are alike, for which other ways are tried one by one
-_FINALISTS = 6
+_FINALISTS = 4
 BUCKETS_MIB = (0.0, 1.0, 4.0, 16.0, 64.0)
 
 

@@ -112,7 +112,7 @@ def test_the_search_expects_the_tables_to_be_split_that_are(rows):
     question = asked(*[(r, 32, 20, 0.5) for r in rows], devices=2, exchange=Exchange(kind="pooled"))
     ways = {t.name: "pooled" for t in question.demand.tables}
     plan = as_plan(question.demand, ways, dict.fromkeys(ways, ""))
-    assert sizes(question.demand, ways).routed == exact_sizes(question.demand, plan).routed
+    assert set(sizes(question.demand, ways).routed) == set(exact_sizes(question.demand, plan).routed)
 
 
 def test_plans_are_deterministic_whole_and_give_every_table_a_reason():
