@@ -108,7 +108,7 @@ class _Stack:
         return cls(numbers_T, specs[0], rows_T, ids_T, bags_T, *asking)
 
     def routed(self, by: RoutedBy, of_T: np.ndarray, owners: int = 0) -> Routed:
-        """How the ids of some tables are routed."""
+        """The ids of some tables, routed in one way."""
         return Routed(by, float(self.batch_ids_T[of_T].sum()), int(self.features_T[of_T].sum()), float(owners))
 
     def buffer(self, what: str, rows: int, item_bytes: int) -> Buffer:
@@ -157,7 +157,7 @@ def sizes(demand: Demand, ways: Assignment) -> StepSizes:
 
 
 def _split(rows_T: np.ndarray, devices: int) -> np.ndarray:
-    """Which tables have several owners: the largest, until whole ones even out the rest, as `balance` has it."""
+    """A mask of tables with several owners: the largest, until whole ones even out the rest, as `balance` has it."""
     sizes = sorted(set(rows_T.tolist()), reverse=True)
 
     def even(count: int) -> bool:

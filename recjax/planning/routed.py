@@ -54,7 +54,7 @@ def routed(bound: BoundPlan, ids: Callable[[FeatureSpec], float]) -> tuple[Route
 
 
 def together(parts: Sequence[Routed]) -> tuple[Routed, ...]:
-    """Those that go the same way as one, in the order in which the ways come first."""
+    """Adds those that go the same way up, in the order in which the ways come first."""
     found = []
     for by in dict.fromkeys(part.by for part in parts):
         own = [part for part in parts if part.by == by]
