@@ -71,6 +71,20 @@ def test_owners_add_up_about_as_many_ids_at_a_time_as_there_are_sums():
     assert looked_up(graph, "sparse_update", "gather")[:6] == [(4096, 64, 8192 * 64)] * 6
 
 
+def test_copies_are_passed_over_as_a_whole():
+    """10,000 rows of 64 bytes and a slot of 4: sums of 68 bytes a row are cleared, and read without the counts."""
+    copies = Copies(Buffer.of("copies", 10_000, 16, SPEC, 4), 400, 512 * 3, 1)
+    graph = sketch(sizes(copies=[copies]), DENSE)
+
+    def passes(part, kind):
+        return [w.bytes for n in graph.nodes if n.part == part for w in n.works if w.kernel == kind]
+
+    assert passes("grad_exchange", "copy") == [680_000, 2 * 680_000]
+    assert passes("sparse_update", "elementwise") == [2 * 640_000, 3 * 640_000, 4 * 40_000]
+    assert passes("sparse_update", "reduce.rows") == [640_000]
+    assert looked_up(graph, "pool_backward", "scatter.add") == [(512, 68, 400 * 68)] * 3
+
+
 def test_rows_in_pieces_are_gathered_beside_the_exchange_of_those_before():
     rows = Rows(Buffer.of("rows", 10**7, 64, SPEC, 4), 600_000, 256.0, 256.0, 48_000, 4)
     cut = dataclasses.replace(rows, pieces=3)
