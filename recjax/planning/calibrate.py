@@ -166,15 +166,15 @@ def calibrate(
     shared = device.platform == "cpu"
     with jax.default_device(device):
         timed, collectives, overheads = _compiled(mesh, effort, tell)
-        on_device = [] if shared else [one for one in (*timed, *overheads.values()) if isinstance(one.run, Program)]
-        by_host = [*(one for one in timed if one not in on_device), *overheads.values()]
+        # Overheads, which are between kernels, by both clocks.
+        by_host = [*(c for c in timed if shared or not isinstance(c.run, Program)), *overheads.values()]
         limit = began + effort.limit_s
         for number in range(effort.passes):
             if number and time.monotonic() > limit:
                 break
             limit += _one_pass(by_host, collectives, effort, number, limit if number else math.inf, between)
-            for one, s in zip(on_device, device_seconds([one.run for one in on_device]), strict=True):
-                one.device_s.append(s)  # and by the host's clock for overheads, which are between kernels
+            if not shared:
+                _by_device([*timed, *overheads.values()])
             tell(f"pass {number + 1} of {effort.passes} done after {time.monotonic() - began:.0f} s")
     rates = rates_of([(one.case, one.point(cores).us) for one in timed], device)
     measured = Machine(
@@ -228,6 +228,13 @@ def with_disk(machine: Machine, folder: Path) -> Machine:
         "disk_writes": Quantity(found.writes, "1/s", "measured"),
     }
     return dataclasses.replace(machine, rates=machine.rates | rates)
+
+
+def _by_device(timed: Sequence[_Timed]) -> None:
+    """A pass over those that are programs, by an accelerator's clock."""
+    programs = [(one, one.run) for one in timed if isinstance(one.run, Program)]
+    for (one, _), s in zip(programs, device_seconds([run for _, run in programs]), strict=True):
+        one.device_s.append(s)
 
 
 def _at_a_time(runs: Sequence[Run]) -> float:
