@@ -3,7 +3,7 @@
 All cases are measured in passes, one after the other, so that a drift of the machine hits all classes alike. A case's
 time is the median over passes of the middle run in each, without what an empty program takes that is run by turns with
 it: a step's kernels are run as the machine is, too, and not at its best. CPU cores that a kernel keeps busy are the CPU
-time of the middle run over that. On an accelerator kernels are timed by its own clock, see `device_times`.
+time of the middle run over that. On a GPU kernels are timed by its own clock, see `device_times`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ QUICK = Effort(True, 3, 0.01, 20.0, 30.0)
 class _Timed:
     """A compiled case and what was measured of it, s: the middle of a pass's runs.
 
-    That is by the host's clock, by CPU time and, on an accelerator, by the device's, which counts where it is there.
+    That is by the host's clock, by CPU time and, on a GPU, by the device's, which counts where it is there.
     """
 
     case: Case
@@ -166,14 +166,15 @@ def calibrate(
     shared = device.platform == "cpu"
     with jax.default_device(device):
         timed, collectives, overheads = _compiled(mesh, effort, tell)
+        own_clock = device.platform == "gpu"
         # Overheads, which are between kernels, by both clocks.
-        by_host = [*(c for c in timed if shared or not isinstance(c.run, Program)), *overheads.values()]
+        by_host = [*(c for c in timed if not (own_clock and isinstance(c.run, Program))), *overheads.values()]
         limit = began + effort.limit_s
         for number in range(effort.passes):
             if number and time.monotonic() > limit:
                 break
             limit += _one_pass(by_host, collectives, effort, number, limit if number else math.inf, between)
-            if not shared:
+            if own_clock:
                 _by_device([*timed, *overheads.values()])
             tell(f"pass {number + 1} of {effort.passes} done after {time.monotonic() - began:.0f} s")
     rates = rates_of([(one.case, one.point(cores).us) for one in timed], device)
@@ -231,7 +232,7 @@ def with_disk(machine: Machine, folder: Path) -> Machine:
 
 
 def _by_device(timed: Sequence[_Timed]) -> None:
-    """A pass over those that are programs, by an accelerator's clock."""
+    """A pass over those that are programs, by a GPU's clock."""
     programs = [(one, one.run) for one in timed if isinstance(one.run, Program)]
     for (one, _), s in zip(programs, device_seconds([run for _, run in programs]), strict=True):
         one.device_s.append(s)

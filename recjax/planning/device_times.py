@@ -1,4 +1,4 @@
-"""Times of kernels on an accelerator, by its own clock.
+"""Times of kernels on a GPU, by its own clock.
 
 A host sees a kernel of microseconds only through dispatching it and waiting for it, which take longer. JAX's profiler
 records when each kernel ran, and a program that runs between two cases marks whose kernels are whose.
@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from recjax.comms import profile
+from recjax.errors import DeviceError
 from recjax.planning.cases import Argument, Program
 
 _RUNS = 10  # of a case in a pass, after one that does not count
-_MARKER = "recjax_between_cases"
 
 
 def device_seconds(programs: Sequence[Program]) -> list[float]:
@@ -25,14 +25,13 @@ def device_seconds(programs: Sequence[Program]) -> list[float]:
     It is the middle of some runs where each run has as many kernels, and else the mean.
 
     Args:
-      programs: compiled for the default device, and run before.
+      programs: compiled for the default device, a GPU, and run before.
+
+    Raises:
+      DeviceError: as `of_events`.
     """
     if not programs:
         return []
-
-    def recjax_between_cases(x: jax.Array) -> jax.Array:
-        return x + 1
-
     mark = Program(recjax_between_cases, [Argument((8,), jnp.float32, lambda: jnp.zeros(8))], in_place=True)
 
     def run() -> None:
@@ -53,14 +52,19 @@ def device_seconds(programs: Sequence[Program]) -> list[float]:
     return of_events(found, len(programs))
 
 
+def recjax_between_cases(x: jax.Array) -> jax.Array:
+    """Marks the place of its kernel among others: by its name a profile knows its program."""
+    return x + 1
+
+
 def of_events(found: Iterable[profile.Happened], programs: int) -> list[float]:
     """The times of so many programs from the events of a profile, s: see `device_seconds`.
 
     Raises:
-      ValueError: the profile does not have all of their runs.
+      DeviceError: the profile does not have all of their runs.
     """
     kernels = sorted(
-        (start, length, f"jit_{_MARKER}" in str(stats["hlo_module"]))
+        (start, length, f"jit_{recjax_between_cases.__name__}" in str(stats["hlo_module"]))
         for _, start, length, stats in found
         if "device_ordinal" in stats and "hlo_op" in stats and "hlo_module" in stats
     )
@@ -71,7 +75,11 @@ def of_events(found: Iterable[profile.Happened], programs: int) -> list[float]:
         elif parts:
             parts[-1].append(length)
     if len(parts) != 3 * programs or not all(parts[1::3]):
-        raise ValueError(f"the profile has {len(parts)} marks of {3 * programs}")
+        raise DeviceError(
+            f"JAX's profile has {len(parts)} marks of {3 * programs}, or no kernel after one of them, so the GPU's clock "
+            "tells no times. If it has none, CUPTI may not be allowed to profile: start as root, or load the driver with "
+            "NVreg_RestrictProfilingToAdminUsers=0. If it has some, measure with --quick, which has fewer kernels."
+        )
     return [_middle_ns(lengths) / 1e9 for lengths in parts[1::3]]
 
 

@@ -50,7 +50,7 @@ def _of_device(device: jax.Device) -> dict[str, Quantity]:
     size = Quantity(
         float(stats.get("bytes_limit", 2**34)), "B", "JAX's limit" if stats else "assumed: it does not tell"
     )
-    return {"memory_size": size, "line_size": Quantity(32.0, "B", "sectors of a GPU's cache")}
+    return {"memory_size": size, "line_size": Quantity(32.0, "B", "as of a GPU's cache, whose sectors are so long")}
 
 
 def _peak(found: Sequence[tuple[float, float]]) -> float:

@@ -13,6 +13,7 @@ import pytest
 from support.commands import assert_refused, inside
 
 from recjax.bench import in_training
+from recjax.errors import DeviceError
 from recjax.parallel.mesh import MeshConfig, make_mesh
 from recjax.planning import calibrate, cases, device_times, rates
 from recjax.planning import host_cases as host_module
@@ -343,10 +344,10 @@ def kernels(module, *lengths):
 
 
 def test_the_device_tells_the_times_of_each_program(monkeypatch):
-    """Of two programs, one of two kernels; what makes arguments, and the run that does not count, are left out."""
+    """One of two programs has two kernels. Programs that make arguments, and first runs, do not count."""
     monkeypatch.setattr(device_times, "_RUNS", 3)
     kernels.clock = 0.0
-    marker = device_times._MARKER
+    marker = device_times.recjax_between_cases.__name__
     happened = [
         *kernels("ones", 500.0), *kernels(marker, 1.0), *kernels("first", 900.0, 900.0), *kernels(marker, 1.0),
         *kernels("first", 10.0, 20.0, 11.0, 21.0, 99.0, 99.0), *kernels(marker, 1.0),
@@ -354,13 +355,13 @@ def test_the_device_tells_the_times_of_each_program(monkeypatch):
         *kernels("second", 7.0, 5.0), *kernels(marker, 1.0),  # a copy that was no kernel
     ]  # fmt: skip
     assert device_times.of_events(reversed(happened), 2) == pytest.approx([32e-9, 4e-9])
-    with pytest.raises(ValueError, match="2 marks of 6"):
+    with pytest.raises(DeviceError, match="2 marks of 6"):
         device_times.of_events(happened[: len(happened) // 2], 2)
     assert device_times.device_seconds([]) == []
 
 
 def test_overheads_are_what_longer_chains_take():
-    """Of a kernel 3 us, of which the device's clock has 2; of a turn of a loop 16, of which two kernels are 6."""
+    """A kernel takes 3 us, 2 of them by the device's clock; a turn of a loop takes 16, 6 of them in two kernels."""
     slope = {"line": 3.0, "loop": 16.0, "launch": 1.5}
     times = {f"{what}.{length}": [1e-6 * (40 + us * length)] for what, us in slope.items() for length in (16, 144)}
     device = {name: [1e-6 * 2 * int(name.partition(".")[2])] if "line" in name else [] for name in times}
@@ -368,3 +369,14 @@ def test_overheads_are_what_longer_chains_take():
     assert {name: of.value for name, of in found.items()} == pytest.approx({"kernel": 1.0, "loop": 10.0, "launch": 1.5})
     of_cpu = overheads_of({n: s for n, s in times.items() if "launch" not in n}, dict.fromkeys(times, []))
     assert {name: of.value for name, of in of_cpu.items()} == pytest.approx({"kernel": 3.0, "loop": 10.0})
+
+
+def test_an_accelerator_has_its_own_memory():
+    """The host's memory and caches are not its; where it does not tell, the file says that a size is assumed."""
+    timed = [(cases.Case("elementwise", {"bytes": 1000.0}, lambda: None), 2.0)]
+    tells, silent = (
+        rates.rates_of(timed, SimpleNamespace(platform="gpu", memory_stats=lambda stats=stats: stats))
+        for stats in ({"bytes_limit": 7e9}, None)
+    )
+    assert tells["memory_size"].value == 7e9 and "cache_size" not in tells and tells["line_size"].value == 32
+    assert "assumed" in silent["memory_size"].source and tells["memory"].value == pytest.approx(5e8)
