@@ -76,9 +76,10 @@ def of_events(found: Iterable[profile.Happened], programs: int) -> list[float]:
             parts[-1].append(length)
     if len(parts) != 3 * programs or not all(parts[1::3]):
         raise DeviceError(
-            f"JAX's profile has {len(parts)} marks of {3 * programs}, or no kernel after one of them, so the GPU's clock "
-            "tells no times. If it has none, CUPTI may not be allowed to profile: start as root, or load the driver with "
-            "NVreg_RestrictProfilingToAdminUsers=0. If it has some, measure with --quick, which has fewer kernels."
+            f"JAX's profile has {len(parts)} marks of {3 * programs}, or no kernel after one of them, so the GPU's "
+            "clock tells no times. If it has none, CUPTI may not be allowed to profile: start as root, or load the "
+            "driver with NVreg_RestrictProfilingToAdminUsers=0. If it has some, measure with --quick, which has fewer "
+            "kernels."
         )
     return [_middle_ns(lengths) / 1e9 for lengths in parts[1::3]]
 
