@@ -95,12 +95,22 @@ def test_plans_that_make_one_program_are_one_plan_that_was_measured_more_often()
     assert row["apart"] == pytest.approx(2 / 3) and row["tau_apart"] == -1 and row["tau"] == -1
 
 
+def changed(name, predicted, *over_base):
+    one = found(name, predicted, *over_base, kind="change", base="base")
+    for of_round, ratio in zip(one.passes, over_base, strict=True):
+        of_round["over_base"] = ratio
+    return one
+
+
 def test_signs_count_only_what_is_beyond_the_noise():
-    base = found("base", 10.0, 10.0, 11.0)
-    changes = [("right", 20.0, 25.0), ("wrong", 20.0, 5.0), ("noise", 20.0, 10.2)]
-    of = signs([base, *(found(n, p, m, m, kind="change", base="base") for n, p, m in changes)])
+    """By hand: logarithms 0.1 and 0.3 have the mean 0.2, and a standard error of 0.1."""
+    base = found("base", 10.0, 10.0)
+    some, up = [math.exp(x) for x in (0.1, 0.3)], [math.exp(x) for x in (0.2, 0.3)]
+    of = signs([base, changed("right", 20.0, *up), changed("wrong", 8.0, *up), changed("noise", 20.0, *some)])
     assert (of["right"], of["wrong"], of["within_noise"]) == (1, 1, 1)
-    assert signs([base, found("once", 20.0, 25.0, kind="change", base="base")])["within_noise"] == 1  # not repeated
+    row = of["changes"][2]
+    assert row["measured"] == pytest.approx(math.exp(0.2)) and row["noise"] == pytest.approx(math.exp(0.2))
+    assert row["predicted"] == 2 and [row["right"] for row in of["changes"]] == [True, False, None]
 
 
 def test_cases_are_drawn_by_the_seed_alone_and_more_of_them_begin_alike():
@@ -129,6 +139,8 @@ def faked(monkeypatch):
 
     monkeypatch.setattr(measure, "foreseen", fake)
     monkeypatch.setattr(measure, "measured", fake)
+    monkeypatch.setattr(measure, "by_turns", lambda configs, rounds, *_: [
+        [fake(config) | {"slower": 1.0} for _ in range(rounds)] for config in configs])  # fmt: skip
     return calls
 
 
@@ -174,6 +186,41 @@ def test_the_report_sets_errors_beside_published_ones():
     assert "Not complete: the same command goes on from here." in notes
     assert any("took 0.90 to 1.50 times as long as then (middle 1.00)" in note for note in notes)
     assert notes[1].startswith("In up to 2 cases far outside") and "sort (by a factor of up to 30, 25%" in notes[1]
+
+
+def test_programs_are_compared_by_turns_each_once(tmp_path, faked, monkeypatch):
+    """Of three plans two make one program, and one change is refused."""
+    all_cases = cases.cases({2: 1}, 0, 1, 3, 1, (2,), "machine.json", 0)
+    _, load = next(cases.workloads(2))
+    foreseen, asked = measure.foreseen, []
+
+    def alike(config, *more):
+        if config.compute_dtype == "bfloat16":
+            raise ConfigError("too small")
+        same = config.data == load.data and not config.planner.machine  # not the planner's
+        return foreseen(config, *more) | ({"program": "one"} if same else {})
+
+    def by_turns(configs, rounds, seconds, references):
+        asked.append((len(configs), rounds, seconds))
+        one = {"cpu_ms": 1.0, "others": 0.0}
+        return [
+            [one | {"step_ms": 2.0**place * (1 + n), "slower": 1.0 + n} for n in range(rounds)]
+            for place in range(len(configs))
+        ]
+
+    monkeypatch.setattr(measure, "foreseen", alike)
+    monkeypatch.setattr(measure, "by_turns", by_turns)
+    kept = Finished(tmp_path, {"seed": 0})
+    assert study.run(kept, all_cases, MACHINE, 2, 0.8, 0, lambda text: None, None)
+    known, refused = study.measured_cases(kept, all_cases)
+    of_plans, of_changes = [one for one in known if one.kind == "plan"], [one for one in known if one.kind == "change"]
+    compared = len([case for case in all_cases if case.kind == "change" and case.name not in refused]) + 1
+    assert sorted(asked) == sorted(2 * [(2, study.ROUNDS, 0.8 / study.ROUNDS), (compared, *asked[0][1:])])
+    assert [len(one.passes) for one in of_plans] == [2 * study.ROUNDS, 2 * study.ROUNDS, 0]
+    (row,) = rankings(of_plans)
+    assert [plan["also"] for plan in row["plans"]] == [["rows"], []] and row["noise"] == 1  # rounds differ by `slower`
+    assert [one.times("over_base")[-1] for one in of_changes] == [2.0 ** (1 + n) for n in range(len(of_changes))]
+    assert len(of_changes) == compared - 1 >= 3 and any("bfloat16" in name for name in refused)
 
 
 @pytest.mark.full
@@ -226,3 +273,25 @@ def test_a_step_is_measured_and_predicted(tmp_path):
     foreseen = measure.foreseen(small, MACHINE)
     assert foreseen["no_overhead_ms"] < foreseen["step_ms"] and foreseen["kernels_ms"] < foreseen["step_ms"]
     assert foreseen["sketch_ms"] > 0
+
+
+@pytest.mark.full
+def test_configs_are_measured_by_turns(monkeypatch):
+    """The second round takes twice as long."""
+    _, config = next(cases.workloads(1, "cpu"))
+    train = dataclasses.replace(config.train, batch_size=256)
+    small = dataclasses.replace(config, train=train, data=dataclasses.replace(config.data, rows=(100, 1000)))
+    times = iter([1.0, 3.0, 2.0, 6.0])
+    real = measure._turn
+
+    def turn(training, seconds):
+        assert training.state.step == 0  # each turn begins with the first step
+        taken, step = real(training, seconds), next(times)
+        assert taken.count >= 5 and len(taken.steps) == taken.count - 1
+        return dataclasses.replace(taken, steps=[step], wall=step * taken.count)
+
+    monkeypatch.setattr(measure, "_turn", turn)
+    found = measure.by_turns([small, small], 2, 0.01, None)
+    assert [[one["step_ms"] for one in of] for of in found] == [[1e3, 2e3], [3e3, 6e3]]
+    at_one_speed = [[one["step_ms"] / one["slower"] for one in of] for of in found]
+    assert at_one_speed == [pytest.approx([1.5e3] * 2), pytest.approx([4.5e3] * 2)]

@@ -25,7 +25,8 @@ class Found:
       kind, name, base: as `cases.Case` has them.
       devices: how many.
       predicted: as `measure.foreseen` gives them.
-      passes: as `measure.measured` gives them.
+      passes: as `measure.measured` gives them, or rounds of `measure.by_turns`, with "over_base" of a change; none of a
+        plan whose program another one has.
     """
 
     kind: str
@@ -218,10 +219,9 @@ def signs(found: Sequence[Found]) -> dict[str, Any]:
     """Compares the signs of predicted and measured effects of changes.
 
     Returns:
-      "changes", each with "change", "predicted" and "measured", time of a step over that of its base, "noise", the
-      product of both repeat errors, and "right", None where the measured effect is within the noise, or was not
-      repeated; "right", "wrong"
-      and "within_noise", counts.
+      "changes", each with "change", "predicted" and "measured", time of a step over that of its base (the geometric
+      mean over rounds by turns), "noise", two standard errors of that, a ratio, and "right", None where the measured
+      effect is within the noise; "right", "wrong" and "within_noise", counts.
     """
     bases = {one.name: one for one in found if one.kind == "config"}
     rows: list[dict[str, Any]] = []
@@ -230,10 +230,9 @@ def signs(found: Sequence[Found]) -> dict[str, Any]:
         if one.kind != "change" or base is None:
             continue
         predicted = one.predicted["step_ms"] / base.predicted["step_ms"]
-        measured, noise = one.measured() / base.measured(), one.repeat * base.repeat
-        repeated = min(len(one.passes), len(base.passes)) > 1
-        decided = repeated and max(measured, 1 / measured) > noise
-        right = (predicted > 1) == (measured > 1) if decided else None
+        logs = np.log(one.times("over_base"))
+        measured, noise = math.exp(logs.mean()), math.exp(2 * logs.std(ddof=1) / math.sqrt(len(logs)))
+        right = (predicted > 1) == (measured > 1) if max(measured, 1 / measured) > noise else None
         rows.append({"change": one.name, "predicted": predicted, "measured": measured, "noise": noise, "right": right})
     counts = {name: sum(row["right"] is value for row in rows)
               for name, value in (("right", True), ("wrong", False), ("within_noise", None))}  # fmt: skip

@@ -101,8 +101,8 @@ def _signs(signs: Mapping[str, Any]) -> list[Row]:
     if not signs["changes"]:
         return []
     counts = f"{signs['right']} right, {signs['wrong']} wrong, {signs['within_noise']} within the noise"
-    return [Row("changes", "signs of changes of a step's time", "not asked", counts, None, "noise: the product of both "
-                "repeat errors")]  # fmt: skip
+    return [Row("changes", "signs of changes of a step's time", "not asked", counts, None, "noise: two standard errors "
+                "of the ratio")]  # fmt: skip
 
 
 def _error_rows(errors: Mapping[str, Any]) -> list[list[str]]:

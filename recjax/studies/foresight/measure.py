@@ -1,4 +1,4 @@
-"""A config's step, predicted in some ways and measured for a short time."""
+"""Steps of configs, predicted in some ways and measured for a short time, one config alone or some by turns."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import hashlib
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from recjax.bench.in_training import References
 from recjax.bench.machine_load import Others
@@ -23,11 +25,11 @@ from recjax.planning.predict import DEVICES, Prediction, predict
 from recjax.planning.reach import outside
 from recjax.planning.schedule import node_cost
 from recjax.train.planned import question
-from recjax.train.step_inputs import StepInputs
 from recjax.train.trainer import build_trainer
 
 _WARM = 4  # steps that compile and fill the pipeline
 _TURNS = 2  # in which a step is measured, the references before, between and after them
+_FEWEST = 5  # steps of a turn
 _LEAST = 1e-6  # us, of an overhead that is left out
 
 
@@ -85,41 +87,88 @@ def measured(config: RunConfig, seconds: float, references: References | None) -
       references "slower", how many times as long as in the calibration these took.
     """
     training = Stepping(config)
-    steps: list[float] = []
-    shares: list[float | None] = []
-    cpu_s = wall_s = 0.0
-    with contextlib.closing(training.trainer.train_inputs()) as stream:
-        for _ in range(_TURNS):
-            if references is not None:
-                references.round()
-            training.warm(stream, _WARM)
-            others, began, cpu = Others([]), time.perf_counter(), time.process_time()
-            turn = list(_steps(training, stream, seconds / _TURNS))
-            cpu_s, wall_s = cpu_s + time.process_time() - cpu, wall_s + time.perf_counter() - began
-            steps += turn[1:]
-            shares.append(others.share())
+    turns: list[_Turn] = []
+    for _ in range(_TURNS):
         if references is not None:
             references.round()
-    count = len(steps) + _TURNS
-    middle, mean = statistics.median(steps), wall_s / count
-    known = [share for share in shares if share is not None]
-    found = {
+        turns.append(_turn(training, seconds / _TURNS))
+    found = _figures(turns)
+    if references is None:
+        return found
+    references.round()
+    return found | {"slower": references.slower(_TURNS + 1)}
+
+
+def by_turns(
+    configs: Sequence[RunConfig], rounds: int, seconds: float, references: References | None
+) -> list[list[dict[str, Any]]]:
+    """Trains some configs by turns, so that the speed of the machine in a round is that of all.
+
+    Args:
+      configs: that are compared. One at a time has its state in memory.
+      rounds: of a turn of each.
+      seconds: of a turn.
+      references: of a machine, trained before, in the middle and after; None trains none.
+
+    Returns:
+      For each config what `measured` gives, for each round. "slower" is how many times as long as in the median of all
+      rounds steps took in this one, in the geometric mean over configs; with references it is over the calibration.
+    """
+    trainings = [Stepping(config) for config in configs]
+    for training in trainings:
+        training.state = None
+    times: list[list[dict[str, Any]]] = [[] for _ in configs]
+    for number in range(rounds):
+        if references is not None and number in (0, rounds // 2):
+            references.round()
+        for training, of in zip(trainings, times, strict=True):
+            training.state = training.trainer.init_state()
+            of.append(_figures([_turn(training, seconds)]))
+            training.state = None
+    slower = 1.0
+    if references is not None:
+        references.round()
+        slower = references.slower(3 if rounds > 1 else 2)
+    logs_CxR = np.log([[one["step_ms"] for one in of] for of in times])
+    speeds_R = np.exp(np.mean(logs_CxR - np.median(logs_CxR, axis=1, keepdims=True), axis=0))
+    return [[one | {"slower": slower * float(speed)} for one, speed in zip(of, speeds_R, strict=True)] for of in times]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Turn:
+    """Steps that were trained one after the other: times, s; `count` of them; CPU time, s; and the share of others."""
+
+    steps: list[float]
+    count: int
+    wall: float
+    cpu: float
+    others: float | None
+
+
+def _turn(training: Stepping, seconds: float) -> _Turn:
+    """Trains for so long, 5 steps at least, after some that compile and fill the pipeline."""
+    with contextlib.closing(training.trainer.train_inputs()) as stream:
+        training.warm(stream, _WARM)
+        others, began, cpu, steps = Others([]), time.perf_counter(), time.process_time(), [time.perf_counter()]
+        for _ in training.steps(stream):
+            steps.append(time.perf_counter())
+            if len(steps) > _FEWEST and steps[-1] - began > seconds:
+                break
+        training.wait()
+        wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+        share = others.share()
+    return _Turn(np.diff(steps[1:]).tolist(), len(steps) - 1, wall, cpu, share)
+
+
+def _figures(turns: Sequence[_Turn]) -> dict[str, Any]:
+    """Figures of a step, see `measured`. The median of the clock is not taken where it is not the mean's like."""
+    count = sum(turn.count for turn in turns)
+    middle, mean = statistics.median(s for turn in turns for s in turn.steps), sum(turn.wall for turn in turns) / count
+    known = [turn.others for turn in turns if turn.others is not None]
+    return {
         "step_ms": (middle if math.isclose(middle, mean, rel_tol=0.5) else mean) * 1e3,
         "mean_ms": mean * 1e3,
-        "cpu_ms": cpu_s / count * 1e3,
+        "cpu_ms": sum(turn.cpu for turn in turns) / count * 1e3,
         "steps": count,
         "others": statistics.mean(known) if known else None,
     }
-    return found if references is None else found | {"slower": references.slower(_TURNS + 1)}
-
-
-def _steps(training: Stepping, stream: Iterator[StepInputs], seconds: float) -> Iterator[float]:
-    """Trains for so long, 5 steps at least, and yields the time of each, s."""
-    last = began = time.perf_counter()
-    for count, _ in enumerate(training.steps(stream), 1):
-        now = time.perf_counter()
-        yield now - last
-        last = now
-        if count >= 5 and now - began > seconds:
-            break
-    training.wait()

@@ -37,6 +37,7 @@ from recjax.studies.report import Picture
 from recjax.utils.paths import expanded
 
 MACHINE = "machine.json"  # in the folder: measured at the beginning, or a copy of the one that was given
+ROUNDS = 4  # of a pass over what is compared
 QUIET = 0.05  # of the CPU, for other processes: above it a measurement says so
 
 
@@ -50,7 +51,7 @@ class Size:
       changed: configs of which changes are measured.
       plans, workloads, plan_devices: plans for each workload on so many devices.
       passes: over everything.
-      seconds: of a case in a pass.
+      seconds: of a case in a pass; what is compared is measured in turns of a part of it.
       quick: whether the machine is measured quickly, where no file is given.
     """
 
@@ -151,7 +152,7 @@ def run(
     kept: Finished, cases: Sequence[Case], machine: Machine, passes: int, seconds: float, minutes: float,
     tell: Callable[[str], None], references: References | None,
 ) -> bool:  # fmt: skip
-    """Runs the rest of a campaign: every case once in every pass, all others between.
+    """Runs the rest of a campaign: in every pass each config, then what is compared with each other by turns.
 
     Args:
       kept: what is done of the campaign.
@@ -167,18 +168,62 @@ def run(
       Whether all is done.
     """
     began = time.monotonic()
+
+    def do(part: str, doing: str, make: Callable[[], Any]) -> bool:
+        if part not in kept.results:
+            if minutes and time.monotonic() - began > 60 * minutes:
+                return False
+            tell(f"{doing}: {part.rpartition(', ')[0]}")
+            kept.get(part, make)
+        return True
+
     for number in range(passes):
-        for place, case in enumerate(cases, 1):
-            for turn in (-1, 0) if number == 0 else (number,):  # -1: a prediction, before what it is compared with
-                part = f"{case.name}, {turn}"
-                if part in kept.results:
-                    continue
-                if minutes and time.monotonic() - began > 60 * minutes:
-                    return False
-                doing = "predicting" if turn < 0 else f"pass {turn + 1} of {passes},"
-                tell(f"{doing} case {place} of {len(cases)}: {case.name}")
-                kept.get(part, functools.partial(_figures, case, machine, turn, seconds, references))
+        for place, case in enumerate(cases, 1):  # predicted before it is measured
+            of = f"case {place} of {len(cases)}"
+            if not number and not do(
+                f"{case.name}, -1", f"predicting {of}", functools.partial(_figures, case, machine, -1, seconds, None)
+            ):
+                return False
+            if case.kind == "config" and not do(
+                f"{case.name}, {number}",
+                f"pass {number + 1} of {passes}, {of}",
+                functools.partial(_figures, case, machine, number, seconds, references),
+            ):
+                return False
+        compared = comparisons(cases)
+        for place, (name, own) in enumerate(compared.items(), 1):
+            programs = _programs(kept, own)
+            if programs and not do(
+                f"{name} by turns, {number}",
+                f"pass {number + 1} of {passes}, comparison {place} of {len(compared)}",
+                functools.partial(_compared, programs, number, seconds, references),
+            ):
+                return False
     return True
+
+
+def comparisons(cases: Sequence[Case]) -> dict[str, list[Case]]:
+    """Cases that are compared with each other: plans of a workload, and a config and its changes, by their name."""
+    of: dict[str, list[Case]] = {}
+    named = {case.name: case for case in cases}
+    for case in cases:
+        if case.kind == "plan":
+            of.setdefault(case.name.partition(": ")[0], []).append(case)
+        elif case.kind == "change":
+            of.setdefault(case.base, [named[case.base]]).append(case)
+    return of
+
+
+def _programs(kept: Finished, cases: Sequence[Case]) -> list[Case]:
+    """The first case of each program, without those that are refused; none where nothing can be compared."""
+    of: dict[str, Case] = {}
+    for case in cases:
+        prediction = kept.results[f"{case.name}, -1"]
+        if "refused" not in prediction:
+            of.setdefault(prediction.get("program", case.name), case)
+        elif case.kind == "config":
+            return []
+    return list(of.values()) if len(of) > 1 else []
 
 
 def _figures(case: Case, machine: Machine, turn: int, seconds: float, references: References | None) -> dict[str, Any]:
@@ -192,24 +237,49 @@ def _figures(case: Case, machine: Machine, turn: int, seconds: float, references
         return head | {"refused": str(error)}
 
 
+def _compared(cases: Sequence[Case], turn: int, seconds: float, references: References | None) -> dict[str, Any]:
+    """Result of a pass over cases that are compared: "by_turns", case -> what each round measured.
+
+    Changes also have "over_base", the time of a step over that of their base in the same round.
+    """
+    configs = [case.config for case in cases]
+    of = dict(zip(cases, measure.by_turns(configs, ROUNDS, seconds / ROUNDS, references), strict=True))
+    base = {case.name: rounds for case, rounds in of.items()}
+    for case, rounds in of.items():
+        if case.kind == "change":
+            for one, beside in zip(rounds, base[case.base], strict=True):
+                one["over_base"] = one["step_ms"] / beside["step_ms"]
+    return {"pass": turn, "by_turns": {case.name: rounds for case, rounds in of.items() if case.kind != "config"}}
+
+
 def measured_cases(kept: Finished, cases: Sequence[Case]) -> tuple[list[Found], dict[str, str]]:
-    """The cases that were predicted and measured at least once, and why others were refused."""
+    """The cases that were predicted and measured at least once, and why others were refused.
+
+    A plan with the program of another one has no pass of its own.
+    """
     predicted: dict[str, dict[str, Any]] = {}
     passes: dict[str, list[dict[str, Any]]] = {}
     refused: dict[str, str] = {}
     for record in kept.results.values():
+        for name, rounds in record.get("by_turns", {}).items():
+            passes.setdefault(name, []).extend(rounds)
         if "refused" in record:
             refused[record["case"]] = record["refused"]
         elif record["pass"] < 0:
             predicted[record["case"]] = record
-        else:
+        elif "case" in record:
             passes.setdefault(record["case"], []).append(record)
-    known = [
+    for own in comparisons(cases).values():
+        known = {predicted[case.name].get("program") for case in own if case.name in passes}
+        for case in own:
+            if case.kind == "plan" and predicted.get(case.name, {}).get("program") in known - {None}:
+                passes.setdefault(case.name, [])
+    found = [
         Found(case.kind, case.name, case.base, case.config.mesh.devices, predicted[case.name], passes[case.name])
         for case in cases
         if case.name in predicted and case.name in passes and case.name not in refused
     ]
-    return known, refused
+    return found, refused
 
 
 def _machine(out: Path, given: str, quick: bool, tell: Callable[[str], None]) -> Machine:
