@@ -139,8 +139,8 @@ def faked(monkeypatch):
 
     monkeypatch.setattr(measure, "foreseen", fake)
     monkeypatch.setattr(measure, "measured", fake)
-    monkeypatch.setattr(measure, "by_turns", lambda configs, rounds, *_: [
-        [fake(config) | {"slower": 1.0} for _ in range(rounds)] for config in configs])  # fmt: skip
+    monkeypatch.setattr(measure, "by_turns", lambda configs, rounds, _: [
+        [fake(config) | {"round_slower": 1.0} for _ in range(rounds)] for config in configs])  # fmt: skip
     return calls
 
 
@@ -200,11 +200,11 @@ def test_programs_are_compared_by_turns_each_once(tmp_path, faked, monkeypatch):
         same = config.data == load.data and not config.planner.machine  # not the planner's
         return foreseen(config, *more) | ({"program": "one"} if same else {})
 
-    def by_turns(configs, rounds, seconds, references):
+    def by_turns(configs, rounds, seconds):
         asked.append((len(configs), rounds, seconds))
         one = {"cpu_ms": 1.0, "others": 0.0}
         return [
-            [one | {"step_ms": 2.0**place * (1 + n), "slower": 1.0 + n} for n in range(rounds)]
+            [one | {"step_ms": 2.0**place * (1 + n), "round_slower": 1.0 + n} for n in range(rounds)]
             for place in range(len(configs))
         ]
 
@@ -218,7 +218,9 @@ def test_programs_are_compared_by_turns_each_once(tmp_path, faked, monkeypatch):
     assert sorted(asked) == sorted(2 * [(2, study.ROUNDS, 0.8 / study.ROUNDS), (compared, *asked[0][1:])])
     assert [len(one.passes) for one in of_plans] == [2 * study.ROUNDS, 2 * study.ROUNDS, 0]
     (row,) = rankings(of_plans)
-    assert [plan["also"] for plan in row["plans"]] == [["rows"], []] and row["noise"] == 1  # rounds differ by `slower`
+    assert [plan["also"] for plan in row["plans"]] == [["rows"], []] and row[
+        "noise"
+    ] == 1  # rounds differ by the speed alone
     assert [one.times("over_base")[-1] for one in of_changes] == [2.0 ** (1 + n) for n in range(len(of_changes))]
     assert len(of_changes) == compared - 1 >= 3 and any("bfloat16" in name for name in refused)
 
@@ -291,7 +293,7 @@ def test_configs_are_measured_by_turns(monkeypatch):
         return dataclasses.replace(taken, steps=[step], wall=step * taken.count)
 
     monkeypatch.setattr(measure, "_turn", turn)
-    found = measure.by_turns([small, small], 2, 0.01, None)
+    found = measure.by_turns([small, small], 2, 0.01)
     assert [[one["step_ms"] for one in of] for of in found] == [[1e3, 2e3], [3e3, 6e3]]
-    at_one_speed = [[one["step_ms"] / one["slower"] for one in of] for of in found]
+    at_one_speed = [[one["step_ms"] / one["round_slower"] for one in of] for of in found]
     assert at_one_speed == [pytest.approx([1.5e3] * 2), pytest.approx([4.5e3] * 2)]

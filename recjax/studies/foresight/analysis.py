@@ -41,12 +41,12 @@ class Found:
 
         Args:
           what: "step_ms" or "cpu_ms"; "steady_ms" or "steady_cpu_ms", the same at the speed that the machine had in the
-            calibration.
+            calibration, or on average in the rounds by turns.
         """
         return float(np.median(self.times(what)))
 
     @property
-    def by_turns(self) -> bool:
+    def speed_known(self) -> bool:
         """True if references of the calibration were trained by turns with it, so that its speed then is known."""
         return all("slower" in one for one in self.passes)
 
@@ -60,7 +60,7 @@ class Found:
         """Time of each pass, as `measured` has it of all."""
         steady = {"steady_ms": "step_ms", "steady_cpu_ms": "cpu_ms"}
         if what in steady:
-            return [one[steady[what]] / one.get("slower", 1.0) for one in self.passes]
+            return [one[steady[what]] / one.get("slower", one.get("round_slower", 1.0)) for one in self.passes]
         return [one[what] for one in self.passes]
 
 
@@ -71,7 +71,7 @@ def errors(found: Sequence[Found]) -> dict[str, Any]:
       number of devices -> variant -> "points", "ratio_mean" (geometric), "ratio_p50", "ratio_p90", "gmae", "worst"
       ratio, and "low", the share of cases that are predicted too short. "cpu_ms" is compared with the CPU time of a
       step, "by_clock_ms" with its time as it was measured, the others with that time; all but "by_clock_ms" at the
-      speed of the calibration, where it is known (`Found.by_turns`). Where it is not there is no "by_clock_ms".
+      speed of the calibration, where it is known (`Found.speed_known`). Where it is not there is no "by_clock_ms".
       "repeat": geometric mean of the measurements' own repeat errors.
     """
     result: dict[str, Any] = {}
@@ -86,7 +86,7 @@ def errors(found: Sequence[Found]) -> dict[str, Any]:
             pairs = [
                 (one.predicted[key], one.measured(against))
                 for one in own
-                if key in one.predicted and (one.by_turns or variant != "by_clock_ms")
+                if key in one.predicted and (one.speed_known or variant != "by_clock_ms")
             ]
             if pairs:
                 worst = max(max(p / m, m / p) for p, m in pairs)

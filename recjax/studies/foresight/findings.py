@@ -56,7 +56,7 @@ def _conditions(result: Mapping[str, Any]) -> list[str]:
         found.append(
             "Models that the calibration had trained were trained by turns with every case. They took "
             f"{min(speeds):.2f} to {max(speeds):.2f} times as long as then (middle {statistics.median(speeds):.2f}), "
-            "and measured times are over that, except where it says at whatever speed."
+            "and measured times are over that, except where it says at whatever speed, and of plans and changes."
         )
     found += [f"{about['caveat']}: say so with every figure."] if about["caveat"] else []
     return found + ([] if about["complete"] else ["Not complete: the same command goes on from here."])

@@ -99,39 +99,30 @@ def measured(config: RunConfig, seconds: float, references: References | None) -
     return found | {"slower": references.slower(_TURNS + 1)}
 
 
-def by_turns(
-    configs: Sequence[RunConfig], rounds: int, seconds: float, references: References | None
-) -> list[list[dict[str, Any]]]:
+def by_turns(configs: Sequence[RunConfig], rounds: int, seconds: float) -> list[list[dict[str, Any]]]:
     """Trains some configs by turns, so that the speed of the machine in a round is that of all.
 
     Args:
       configs: that are compared. One at a time has its state in memory.
       rounds: of a turn of each.
       seconds: of a turn.
-      references: of a machine, trained before, in the middle and after; None trains none.
 
     Returns:
-      For each config what `measured` gives, for each round. "slower" is how many times as long as in the median of all
-      rounds steps took in this one, in the geometric mean over configs; with references it is over the calibration.
+      For each config what `measured` gives without references, for each round, and "round_slower": how many times as
+      long as in the median of all rounds steps took in this one, the geometric mean over configs.
     """
     trainings = [Stepping(config) for config in configs]
     for training in trainings:
         training.state = None
     times: list[list[dict[str, Any]]] = [[] for _ in configs]
-    for number in range(rounds):
-        if references is not None and number in (0, rounds // 2):
-            references.round()
+    for _ in range(rounds):
         for training, of in zip(trainings, times, strict=True):
             training.state = training.trainer.init_state()
             of.append(_figures([_turn(training, seconds)]))
             training.state = None
-    slower = 1.0
-    if references is not None:
-        references.round()
-        slower = references.slower(3 if rounds > 1 else 2)
     logs_CxR = np.log([[one["step_ms"] for one in of] for of in times])
     speeds_R = np.exp(np.mean(logs_CxR - np.median(logs_CxR, axis=1, keepdims=True), axis=0))
-    return [[one | {"slower": slower * float(speed)} for one, speed in zip(of, speeds_R, strict=True)] for of in times]
+    return [[one | {"round_slower": float(speed)} for one, speed in zip(of, speeds_R, strict=True)] for of in times]
 
 
 @dataclasses.dataclass(frozen=True)

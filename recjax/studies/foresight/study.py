@@ -162,7 +162,7 @@ def run(
       seconds: that a case is timed in a pass.
       minutes: after which it stops; 0: when all is done.
       tell: called with what is being done.
-      references: trained by turns with every case; None for none.
+      references: trained by turns with every config that is measured alone; None for none.
 
     Returns:
       Whether all is done.
@@ -196,7 +196,7 @@ def run(
             if programs and not do(
                 f"{name} by turns, {number}",
                 f"pass {number + 1} of {passes}, comparison {place} of {len(compared)}",
-                functools.partial(_compared, programs, number, seconds, references),
+                functools.partial(_compared, programs, number, seconds),
             ):
                 return False
     return True
@@ -237,13 +237,13 @@ def _figures(case: Case, machine: Machine, turn: int, seconds: float, references
         return head | {"refused": str(error)}
 
 
-def _compared(cases: Sequence[Case], turn: int, seconds: float, references: References | None) -> dict[str, Any]:
+def _compared(cases: Sequence[Case], turn: int, seconds: float) -> dict[str, Any]:
     """Result of a pass over cases that are compared: "by_turns", case -> what each round measured.
 
     Changes also have "over_base", the time of a step over that of their base in the same round.
     """
-    configs = [case.config for case in cases]
-    of = dict(zip(cases, measure.by_turns(configs, ROUNDS, seconds / ROUNDS, references), strict=True))
+    rounds = measure.by_turns([case.config for case in cases], ROUNDS, seconds / ROUNDS)
+    of = dict(zip(cases, rounds, strict=True))
     base = {case.name: rounds for case, rounds in of.items()}
     for case, rounds in of.items():
         if case.kind == "change":
