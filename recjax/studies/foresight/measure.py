@@ -111,9 +111,10 @@ def by_turns(configs: Sequence[RunConfig], rounds: int, seconds: float) -> list[
       For each config what `measured` gives without references, for each round, and "round_slower": how many times as
       long as in the median of all rounds steps took in this one, the geometric mean over configs.
     """
-    trainings = [Stepping(config) for config in configs]
-    for training in trainings:
-        training.state = None
+    trainings = []
+    for config in configs:
+        trainings.append(Stepping(config))
+        trainings[-1].state = None
     times: list[list[dict[str, Any]]] = [[] for _ in configs]
     for _ in range(rounds):
         for training, of in zip(trainings, times, strict=True):
