@@ -1,11 +1,11 @@
 """Ways of tables, and the sizes of a step in which each table goes its way: what a planner searches in.
 
-A table goes one of three ways: every device has a copy; its rows are spread over all devices, and distinct rows travel;
-or a few devices have it, whole or in shards, and pool. Rows that are not all on the devices are `tier_choice`'s, hot
-rows `hot`'s.
+A table goes one of four ways: every device has a copy; its rows are spread over all devices, and distinct rows travel;
+a few devices have it, in shards where that evens out loads, and pool; or one device has all of it, and pools. Rows that
+are not all on the devices are `tier_choice`'s, hot rows `hot`'s.
 
-Sizes here take tables with owners as spread evenly, as `balance` comes near to; `step_sizes.of_plan` has those of the
-plan that `as_plan` makes of an assignment.
+Sizes here take tables with owners as spread evenly, as `balance` comes near to, and shards as ranges of rows;
+`step_sizes.of_plan` has those of the plan that `as_plan` makes of an assignment.
 """
 
 from __future__ import annotations
@@ -43,12 +43,14 @@ from recjax.planning.step_sizes import (
     list_rows,
 )
 
-Way = Literal["copy", "rows", "pooled"]
+Way = Literal["copy", "rows", "pooled", "whole"]
 WAYS: dict[Way, str] = {
     "copy": "a copy on every device",
     "rows": "rows spread, distinct rows travel",
     "pooled": "with owners, which pool",
+    "whole": "whole with one owner, which pools",
 }
+POOLING: tuple[Way, ...] = ("pooled", "whole")
 _UNEVEN = 1.15  # the fullest owner over the mean, in ids and columns
 
 Assignment = Mapping[str, Way]  # of each table
@@ -121,14 +123,15 @@ def sizes(demand: Demand, ways: Assignment) -> StepSizes:
     way_T = np.array([list(WAYS).index(ways[table.name]) for table in demand.tables])
     rows, copies, owned = [], [], []
     ways_of_ids: list[Routed] = []
-    columns = widest = 0.0
-    pooling = [feature for feature in demand.features if ways[feature.table] == "pooled"]
+    columns = widest = of_shards = 0.0
+    pooling = [feature for feature in demand.features if ways[feature.table] in POOLING]
     counted, weighted = sum(f.bag is None for f in pooling), any(f.weighted for f in pooling)
     for stack in demand.stacks:
         of_way = [way_T[stack.numbers_T] == number for number in range(len(WAYS))]
-        copied_T, rows_T, pooled_T = of_way
-        split_T = pooled_T.copy()
-        split_T[pooled_T] = _split(stack.rows_T[pooled_T], N)
+        copied_T, rows_T, even_T, whole_T = of_way
+        pooled_T, split_T = even_T | whole_T, even_T.copy()
+        split_T[even_T] = _split(stack.rows_T[even_T], N)
+        split_T &= stack.rows_T * stack.spec.dim * 4 > AUTO_REPLICATE_BYTES  # see _placement
         ways_of_ids += [stack.routed("", copied_T | rows_T), stack.routed("pooled", pooled_T & ~split_T),
                         stack.routed("split_pooled", split_T, N)]  # fmt: skip
         if rows_T.any():
@@ -139,16 +142,22 @@ def sizes(demand: Demand, ways: Assignment) -> StepSizes:
             looked_up = float(stack.ids_T[copied_T].sum()), int(stack.bags_T[copied_T].sum())
             copies.append(Copies(buffer, asked, *looked_up))
         if pooled_T.any():
-            buffer = stack.buffer("owners", math.ceil(stack.rows_T[pooled_T].sum() / N * _UNEVEN), work.item_bytes)
-            ids, distinct = (_fullest(x_T[pooled_T], N) for x_T in (stack.ids_T, stack.distinct_T))
-            bags = math.ceil(_fullest(stack.bags_T[pooled_T], N))
+            one_T = pooled_T & ~split_T
+            rows_held = stack.rows_T[pooled_T].sum() / N * _UNEVEN
+            held = math.ceil(max(rows_held, stack.rows_T[whole_T].max(initial=0)))
+            buffer = stack.buffer("owners", held, work.item_bytes)
+            ids, distinct = (
+                _fullest(x_T[one_T], N) + float(x_T[split_T].sum()) / N for x_T in (stack.ids_T, stack.distinct_T)
+            )
+            bags = math.ceil(_fullest(stack.bags_T[one_T], N)) + int(stack.bags_T[split_T].sum())
             rows_asked = min(list_rows(distinct, 1), buffer.rows)
             owned.append(Owned(buffer, list_ids(ids, counted > 0), rows_asked, bags=bags))
-            columns += buffer.width * float(stack.bags_T[pooled_T].sum())
-            widest = max(widest, min(buffer.width, NARROWEST))
+            columns += buffer.width * float(stack.bags_T[one_T].sum())
+            of_shards += buffer.width * float(stack.bags_T[split_T].sum())
+            widest = max(widest, buffer.width if whole_T.any() else min(buffer.width, NARROWEST))
     vectors: tuple[Vectors, ...] = ()
     if owned:
-        each = max(columns / N * _UNEVEN, widest)
+        each = max(columns / N * _UNEVEN, widest) + of_shards
         ways_of = demand.exchange.forward, demand.exchange.backward
         there, back = (float(encoded_bytes(each, precision, work.item_bytes)) for precision in ways_of)
         vectors = (Vectors(there, back, tuple(owned), math.ceil(counted / N) * demand.samples, weighted),)
@@ -174,7 +183,7 @@ def _split(rows_T: np.ndarray, devices: int) -> np.ndarray:
 
 def _fullest(of_table_T: np.ndarray, devices: int) -> float:
     """Load of the owner that has most of it: of a buffer with fewer tables than devices that of one of them."""
-    return max(float(of_table_T.sum()) / devices * _UNEVEN, float(of_table_T.max()))
+    return max(float(of_table_T.sum()) / devices * _UNEVEN, float(of_table_T.max(initial=0)))
 
 
 def _rows(demand: Demand, stack: _Stack, rows_T: np.ndarray) -> Rows:
@@ -211,7 +220,7 @@ def as_plan(demand: Demand, ways: Assignment, why: Mapping[str, str]) -> Plan:
     found = {}
     for table in demand.tables:
         way, segments = ways[table.name], divided.tables[table.name]
-        if way != "pooled" or alone:
+        if way not in POOLING or alone:
             kind = dataclasses.replace(demand.exchange, kind="rows")
             segments = tuple(with_exchange(segment, kind) for segment in segments)
         found[table.name] = tuple(_because(segment, table, why[table.name]) for segment in segments)
@@ -221,7 +230,8 @@ def as_plan(demand: Demand, ways: Assignment, why: Mapping[str, str]) -> Plan:
 def _placement(table: TableSpec, way: Way) -> str | None:
     """Returns the spec that `balance` takes for a table: it splits what it may place, and else copies small tables."""
     small = table.rows * table.dim * 4 <= AUTO_REPLICATE_BYTES
-    return {"copy": "data_parallel", "rows": "row_wise", "pooled": "table_wise" if small else None}[way]
+    pooled = "table_wise" if small else None
+    return {"copy": "data_parallel", "rows": "row_wise", "pooled": pooled, "whole": "table_wise"}[way]
 
 
 def _because(segment: Segment, table: TableSpec, why: str) -> Segment:

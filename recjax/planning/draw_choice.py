@@ -7,8 +7,12 @@ from typing import Any
 from recjax.utils.plots import BLUE, GREEN, ORANGE, PALETTE, figure, legend_beside, legend_of_all, literal, plain, png
 from recjax.utils.units import size_text
 
-_WAYS = {"copy": ("a copy on each device", ORANGE), "rows": ("rows spread over devices", BLUE),
-         "pooled": ("whole with one device, which pools", GREEN)}  # fmt: skip
+_WAYS = {
+    "copy": ("a copy on each device", ORANGE),
+    "rows": ("rows spread over devices", BLUE),
+    "pooled": ("with devices that pool, evenly", GREEN),
+    "whole": ("whole with one device, which pools", PALETTE[5]),
+}
 # Of the other panels: no colour of a way, so that each colour means one thing.
 _CHOSEN, _OTHER = PALETTE[3], PALETTE[7]
 _PARTS = {"tables": PALETTE[4], "dense": PALETTE[6], "batch": PALETTE[8], "temporaries": PALETTE[9]}
@@ -80,7 +84,9 @@ def _ways(panel: Any, tables: list[tuple[str, dict[str, Any]]], count: int) -> N
     costs = [max(0.0, (of["next_step_ms"] or of["step_ms"]) - of["step_ms"]) for _, of in tables]
     panel.barh(names, costs, color=[_WAYS[of["way"]][1] for _, of in tables])
     for row, (_, of) in enumerate(tables):
-        text = {"copy": "as copies", "rows": "as rows", "pooled": "pooled"}.get(of["next"], "")
+        text = {"copy": "as copies", "rows": "as rows", "pooled": "pooled", "whole": "pooled, whole"}.get(
+            of["next"], ""
+        )
         text = text if of["next_fits"] or not text else f"{text}: does not fit"
         panel.text(costs[row], row, f" {text}", va="center", fontsize=7, color="#444444")
     for way in dict.fromkeys(of["way"] for _, of in tables):

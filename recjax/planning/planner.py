@@ -3,7 +3,7 @@
 The search has no clock and no chance in it: equal arguments give equal plans, in every process.
 
   1. Assignments by two thresholds: tables below so many bytes are copied; of the others those pool whose pooled vectors
-     are so many times fewer bytes than distinct rows. The plain rule's assignment is one of them.
+     are so many times fewer bytes than distinct rows, all of them whole or in shards. The plain rule's is one of them.
   2. From the best, tables (those that are alike together, the ones with most to send first) go another way if the step
      is then predicted to be shorter.
   3. The best few become plans, whose exact sizes are predicted again. The plain rule wins if it is within `BAND`: a
@@ -27,7 +27,7 @@ from recjax.embedding.plan import Plan
 from recjax.embedding.plan_choice import AUTO_REPLICATE_BYTES
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
-from recjax.planning.assign import WAYS, Assignment, Demand, Way, as_plan, sizes
+from recjax.planning.assign import POOLING, WAYS, Assignment, Demand, Way, as_plan, sizes
 from recjax.planning.costs import Costs
 from recjax.planning.predict import DEVICES, Prediction, predict
 from recjax.planning.question import Answer, Question
@@ -106,18 +106,18 @@ def allowed(demand: Demand, table: TableSpec) -> tuple[Way, ...]:
     exact = (demand.exchange.forward, demand.exchange.backward) == ("float32", "float32")
     pools = demand.work.profile.tables[table.name].bags > 0 and demand.exchange.kind != "rows"
     found: tuple[Way, ...] = ("rows",) if demand.exchange.kind != "pooled" or not pools else ()
-    found += ("pooled",) if pools else ()
+    found += ("whole", "pooled") if pools else ()
     if not exact:
         return ("copy",) if small else found
     return ("copy", *found)
 
 
-def _ways(demand: Demand, copied: int, pooled: Collection[str]) -> Assignment:
+def _ways(demand: Demand, copied: int, pooled: Collection[str], how: Way = "pooled") -> Assignment:
     """Tables of at most so many bytes as copies, those that are named pooled, others as rows; where they may go so."""
     found: dict[str, Way] = {}
     for table in demand.tables:
         ways = allowed(demand, table)
-        wanted: Way = "copy" if table.rows * table.dim * 4 <= copied else "pooled" if table.name in pooled else "rows"
+        wanted: Way = "copy" if table.rows * table.dim * 4 <= copied else how if table.name in pooled else "rows"
         found[table.name] = wanted if wanted in ways else "rows" if "rows" in ways else ways[-1]
     return found
 
@@ -136,7 +136,9 @@ def by_thresholds(demand: Demand) -> Iterator[Assignment]:
         fewer[table.name] = rows / vectors if vectors else math.inf
     for copied in _COPIED_BYTES:
         for least in _FEWER:
-            yield _ways(demand, copied, {name for name, times in fewer.items() if times > least})
+            pooled = {name for name, times in fewer.items() if times > least}
+            for how in POOLING if pooled else POOLING[:1]:
+                yield _ways(demand, copied, pooled, how)
 
 
 def classes(demand: Demand) -> list[list[TableSpec]]:
@@ -170,9 +172,9 @@ def search(planner: Planner, tell: Callable[[str], None] = lambda text: None) ->
         if not improved:
             break
     ranked = sorted((a for a in (best, *starts) if planner.cost(a) < math.inf), key=planner.cost)
-    distinct: dict[tuple[Way, ...], Assignment] = {}
-    for ways in ranked:
-        distinct.setdefault(tuple(ways[t.name] for t in demand.tables), ways)
+    distinct: dict[float, Assignment] = {}
+    for ways in ranked:  # of equal cost are those that differ in name alone: one owner without a need to split
+        distinct.setdefault(planner.cost(ways), ways)
     return list(distinct.values())[:_FINALISTS]
 
 
@@ -255,26 +257,26 @@ def reasons(planner: Planner, ways: Assignment) -> dict[str, dict[str, Any]]:
     """For each table its way, and the step's time if it, and those like it, went the next best one."""
     demand = planner.question.demand
     found: dict[str, dict[str, Any]] = {}
-    own = planner.step_us(ways) / 1e3
+    own = planner.step_us(ways)
     for number, tables in enumerate(classes(demand)):
         way = ways[tables[0].name]
         others: dict[Way, float] = {}
         if number < _MOVED_CLASSES:
             for other in allowed(demand, tables[0]):
                 if other != way:
-                    changed = {**ways, **dict.fromkeys((t.name for t in tables), other)}
-                    others[other] = planner.step_us(changed) / 1e3
+                    us = planner.step_us({**ways, **dict.fromkeys((t.name for t in tables), other)})
+                    others |= {other: us} if us != own else {}  # equal: the same by another name
         after, following = min(((us, other) for other, us in others.items()), default=(math.inf, None))
         for table in tables:
             rows, vectors = demand.work.bytes_sent(table, demand.exchange, table.dim)
             found[table.name] = {
                 "way": way,
-                "step_ms": own,
-                "sent_bytes": {"rows": rows, "pooled": vectors, "copy": 0.0}[way],
+                "step_ms": own / 1e3,
+                "sent_bytes": {"rows": rows, "copy": 0.0}.get(way, vectors),
                 "alike": len(tables),
                 "class": number,
                 "next": following,
-                "next_step_ms": after if after < math.inf else None,
+                "next_step_ms": after / 1e3 if after < math.inf else None,
                 "next_fits": after < math.inf,
             }
     return found

@@ -14,7 +14,7 @@ from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import EXACT, Exchange, check_plan
 from recjax.embedding.plan_choice import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.planning.assign import WAYS, Demand, as_plan, sizes
+from recjax.planning.assign import POOLING, WAYS, Demand, as_plan, sizes
 from recjax.planning.loads import Workload
 from recjax.planning.machine import Quantity
 from recjax.planning.machine_file import open_machine, write
@@ -86,7 +86,7 @@ def test_the_plain_plan_stays_where_no_other_is_clearly_faster():
 
 @pytest.mark.parametrize("machine", [H200, slow_links(1e9)], ids=["fast", "slow"])
 def test_no_assignment_of_few_tables_is_predicted_to_be_faster_than_what_the_search_finds(machine):
-    """All 27 assignments of three tables, by the same prices: the search must find one within a hundredth."""
+    """All 64 assignments of three tables, by the same prices: the search must find one within a hundredth."""
     question = asked((2000, 32, 1, 0.9), (50_000, 32, 20, 0.6), (1_000_000, 32, 50, 0.9), machine=machine)
     planner, tables = Planner(question), question.demand.tables
     every = [dict(zip((t.name for t in tables), ways, strict=True)) for ways in itertools.product(WAYS, repeat=3)]
@@ -103,16 +103,32 @@ def test_what_the_user_fixed_stays():
     plan = as_plan(demand, plain_ways(demand), dict.fromkeys(("t0", "t1"), "a reason"))
     assert plan.tables["t0"][0].placement == "row_wise" and "placement=row_wise" in plan.tables["t0"][0].why
     pooled = dataclasses.replace(question.demand, exchange=dataclasses.replace(EXACT, kind="pooled"))
-    assert allowed(pooled, tables[1]) == ("copy", "pooled")
+    assert allowed(pooled, tables[1]) == ("copy", "whole", "pooled")
 
 
 @pytest.mark.parametrize("rows", [(10**5,) * 3, (10**5,) * 4, (5 * 10**6, 10**6, 10**6), (10**6, 10**5, 10**4)])
 def test_the_search_expects_the_tables_to_be_split_that_are(rows):
     """Three equal tables on two devices are split alike; of four each has two; a very large one is split alone."""
     question = asked(*[(r, 32, 20, 0.5) for r in rows], devices=2, exchange=Exchange(kind="pooled"))
-    ways = {t.name: "pooled" for t in question.demand.tables}
-    plan = as_plan(question.demand, ways, dict.fromkeys(ways, ""))
-    assert set(sizes(question.demand, ways).routed) == set(exact_sizes(question.demand, plan).routed)
+    for way in POOLING:
+        ways = {t.name: way for t in question.demand.tables}
+        plan = as_plan(question.demand, ways, dict.fromkeys(ways, ""))
+        assert set(sizes(question.demand, ways).routed) == set(exact_sizes(question.demand, plan).routed)
+        assert way == "pooled" or all(segments[0].columns == "all" for segments in plan.tables.values())
+
+
+def test_tables_stay_whole_where_shards_would_send_more_than_they_even_out():
+    """Six equal tables on eight devices: with parts of all rows each would send six vectors, in place of one."""
+    question = asked(*[(1_000_000, 64, 20, 1.0)] * 6, machine=slow_links(1e8))
+    planner = Planner(question)
+    whole, shards = ({t.name: way for t in question.demand.tables} for way in ("whole", "pooled"))
+    assert planner.cost(whole) < planner.cost(shards)
+    vectors = {way: sizes(question.demand, ways).vectors[0].vector_bytes for way, ways in (("w", whole), ("s", shards))}
+    assert vectors["s"] == pytest.approx(6 * vectors["w"])
+    found = answered(question)
+    assert set(found.ways.values()) == {"whole"} and not found.kept_plain
+    owners = [segments[0].owners for segments in found.plan.tables.values()]
+    assert {len(segments) for segments in found.plan.tables.values()} == {1} and len(set(owners)) == 6
 
 
 def test_plans_are_deterministic_whole_and_give_every_table_a_reason():
