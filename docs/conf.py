@@ -56,8 +56,12 @@ autosummary_generate = True
 
 html_theme = "sphinx_book_theme"
 html_title = "recjax"
-html_theme_options = {"show_toc_level": 2, "home_page_in_toc": True, "use_download_button": False,
-                      "navbar_persistent": []}  # fmt: skip
+html_theme_options = {
+    "show_toc_level": 2,
+    "home_page_in_toc": True,
+    "use_download_button": False,
+    "navbar_persistent": [],
+}
 html_static_path = ["_static"]
 html_css_files = ["recjax.css"]
 

@@ -145,7 +145,7 @@ def field_comments(cls: type) -> dict[str, str]:
 
 def _comment(text: str) -> str:
     found = re.search(r"#\s*(.*?)\s*$", text)
-    return re.sub(r"^(fmt: skip|noqa.*|type: ignore.*)$", "", found[1]) if found else ""
+    return re.sub(r"^(noqa.*|type: ignore.*)$", "", found[1]) if found else ""
 
 
 def preset_list() -> str:

@@ -225,8 +225,18 @@ def test_a_measure_without_a_value_is_null_in_json(preset, tmp_path):
 
 
 def test_a_validation_auc_without_a_value_chooses_nothing(preset, tmp_path):
-    done = inside("train", preset, "train.steps=12", "train.eval_every=4", "train.patience=1", "mesh.devices=2",
-                  "data.validation_rows=1", "--out", tmp_path, "--json")  # fmt: skip
+    done = inside(
+        "train",
+        preset,
+        "train.steps=12",
+        "train.eval_every=4",
+        "train.patience=1",
+        "mesh.devices=2",
+        "data.validation_rows=1",
+        "--out",
+        tmp_path,
+        "--json",
+    )
     result = done.result
     assert (result["steps"], result["stopped_early"]) == (12, False)
     assert (result["eval_step"], result["chosen_by"]) == (12, "last step")

@@ -133,13 +133,23 @@ def test_a_long_expression():
 FILES = {
     "mine.py": "import jax, random, os.path, lone, pack.inner as i\nfrom pack2 import thing\ndef f(): import lazy\n",
     "lone.py": "from pack.deep.leaf import *\ntry:\n    import missing\nexcept ImportError:\n    pass\n",
-    "random.py": "", "jax.py": "", "thing.py": "", "never.py": "", "missing.txt": "",
+    "random.py": "",
+    "jax.py": "",
+    "thing.py": "",
+    "never.py": "",
+    "missing.txt": "",
     "lazy.py": "import mine\n",
     "pack/__init__.py": "from . import sibling\nfrom .deep import *\n",
     "pack/inner.py": "from .. import beyond\nfrom ... import above\n",
-    "pack/sibling.py": "", "pack/never.py": "", "beyond.py": "", "pack/deep/a.py": "", "pack/deep/leaf.py": "",
-    "pack2/thing.py": "", "pack2/never.py": "", "pack2.py/x.txt": "",
-}  # fmt: skip
+    "pack/sibling.py": "",
+    "pack/never.py": "",
+    "beyond.py": "",
+    "pack/deep/a.py": "",
+    "pack/deep/leaf.py": "",
+    "pack2/thing.py": "",
+    "pack2/never.py": "",
+    "pack2.py/x.txt": "",
+}
 
 
 def test_files_are_found_by_their_imports(tmp_path):
@@ -152,17 +162,28 @@ def test_files_are_found_by_their_imports(tmp_path):
     assert source.files.keys() == expected
     assert source.files["lone.py"] == FILES["lone.py"].encode()
     assert gather(tmp_path, "pack/inner.py", alone=True).files.keys() == {
-        "pack/__init__.py", "pack/inner.py", "pack/sibling.py", "pack/deep/a.py", "pack/deep/leaf.py",
-    }  # fmt: skip
+        "pack/__init__.py",
+        "pack/inner.py",
+        "pack/sibling.py",
+        "pack/deep/a.py",
+        "pack/deep/leaf.py",
+    }
 
 
 def test_the_difference_is_cut_and_steers_no_terminal():
     then = Source("mine.py", {"mine.py": b"x = 1\n", "same.py": b"a = 1 # one\n", "gone.py": b"y = 1\n"})
     now = Source("other.py", {"other.py": b"x = '\x1b[31m'\n", "same.py": b"a = 1\n"})
     assert difference(then, now, "then", "now").splitlines() == [
-        "--- then/mine.py", "+++ now/other.py", "@@ -1 +1 @@", "-x = 1", "+x = '?[31m'",
-        "--- then/gone.py", "+++ now/gone.py", "@@ -1 +0,0 @@", "-y = 1",
-    ]  # fmt: skip
+        "--- then/mine.py",
+        "+++ now/other.py",
+        "@@ -1 +1 @@",
+        "-x = 1",
+        "+x = '?[31m'",
+        "--- then/gone.py",
+        "+++ now/gone.py",
+        "@@ -1 +0,0 @@",
+        "-y = 1",
+    ]
     long = Source("mine.py", {"mine.py": b"".join(b"x = %d%s\n" % (i, b"0" * 300) for i in range(90))})
     lines = difference(then, long, "then", "now").splitlines()
     assert len(lines) == 25 and max(map(len, lines)) < 170 and lines[-1].startswith("... and 7")

@@ -25,23 +25,38 @@ BOTTOM_128 = 14 * 512 + 513 * 256 + 257 * 128
 TOP_1024 = 1025 * 1024 + 1025 * 512 + 513 * 256 + 257
 PUBLISHED: dict[str, tuple[Any, ...]] = {
     "dlrm_criteo_kaggle": (
-        16, Sgd(0.1), DenseSgd(0.1), 128, Constant(),
+        16,
+        Sgd(0.1),
+        DenseSgd(0.1),
+        128,
+        Constant(),
         14 * 512 + 513 * 256 + 257 * 64 + 65 * 16 + (16 + 351 + 1) * 512 + 513 * 256 + 257,
     ),
     "dlrm_criteo_terabyte": (
-        64, Sgd(0.1), DenseSgd(0.1), 2048, Constant(),
+        64,
+        Sgd(0.1),
+        DenseSgd(0.1),
+        2048,
+        Constant(),
         14 * 512 + 513 * 256 + 257 * 64 + (64 + 351 + 1) * 512 + 513 * 512 + 513 * 256 + 257,
     ),
     "dlrm_mlperf": (
-        128, Sgd(18.0), DenseSgd(18.0), 32_768, Polynomial(8000, 70_000, 30_000, power=2.0, end=0.0),
+        128,
+        Sgd(18.0),
+        DenseSgd(18.0),
+        32_768,
+        Polynomial(8000, 70_000, 30_000, power=2.0, end=0.0),
         BOTTOM_128 + (128 + 351 + 1) * 1024 + TOP_1024,
     ),
     "dcnv2_mlperf": (
-        128, Adagrad(0.004, eps=1e-8, initial_accumulator=0.0),
-        DenseAdagrad(0.004, eps=1e-8, initial_accumulator=0.0), 65_536, Constant(),
+        128,
+        Adagrad(0.004, eps=1e-8, initial_accumulator=0.0),
+        DenseAdagrad(0.004, eps=1e-8, initial_accumulator=0.0),
+        65_536,
+        Constant(),
         BOTTOM_128 + 3 * (2 * 3456 * 512 + 3456) + 3457 * 1024 + TOP_1024,
     ),
-}  # fmt: skip
+}
 ALL = (*PUBLISHED, "dcnv2_criteo_kaggle")
 
 
@@ -124,8 +139,18 @@ def test_they_train(name, prepared, tmp_path):
     more = ["data.days=0,1"] if "kaggle" not in name else []
     more += ["model.rank=4"] if "dcnv2" in name else []
     more += [f"model.bottom=8-{presets.load(name).embedding.dim}", "model.top=8-1", "mesh.devices=1"]
-    done = inside("train", name, f"data.path={prepared(name)}", *more, "small.steps=20", "train.steps=3",
-                  "train.eval_batch_size=256", "--out", tmp_path / "run", "--json")  # fmt: skip
+    done = inside(
+        "train",
+        name,
+        f"data.path={prepared(name)}",
+        *more,
+        "small.steps=20",
+        "train.steps=3",
+        "train.eval_batch_size=256",
+        "--out",
+        tmp_path / "run",
+        "--json",
+    )
     assert done.result["steps"] == 3
     assert "small.below_rows" in done.err
     assert 0.3 < done.result["eval"]["logloss"] < 2

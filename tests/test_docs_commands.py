@@ -24,9 +24,13 @@ from recjax.tracing.verbs import joined
 pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 # Words that a page leaves open.
-FILL = {"PRESET": "synthetic", "mesh.devices=N": "mesh.devices=4", "model=KIND": "model=dcnv2",
-        "embedding.exchange.kind=KIND": "embedding.exchange.kind=rows",
-        "tier.disk=/scratch": "tier.disk=scratch"}  # fmt: skip
+FILL = {
+    "PRESET": "synthetic",
+    "mesh.devices=N": "mesh.devices=4",
+    "model=KIND": "model=dcnv2",
+    "embedding.exchange.kind=KIND": "embedding.exchange.kind=rows",
+    "tier.disk=/scratch": "tier.disk=scratch",
+}
 # Begin of a command -> what makes it shorter. The longest one counts.
 SHORTER = {
     "train": "train.steps=2 mesh.devices=1",
@@ -102,10 +106,17 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
     clicked, stars = random.integers(0, 2, 400), random.integers(1, 6, 400)
-    table = pa.table({
-        "user": random.integers(0, 40, 400), "price": random.random(400), "tags": [["a", "b"][: k % 3] for k in stars],
-        "clicked": clicked, "bought": clicked * random.integers(0, 2, 400), "rating": stars * 1.5, "stars": stars,
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "user": random.integers(0, 40, 400),
+            "price": random.random(400),
+            "tags": [["a", "b"][: k % 3] for k in stars],
+            "clicked": clicked,
+            "bought": clicked * random.integers(0, 2, 400),
+            "rating": stars * 1.5,
+            "stars": stars,
+        }
+    )
     parquet.write_table(table, "clicks.parquet")
     new = table.drop_columns(["clicked", "tags"]).append_column("tags", pa.array(["a|b"] * 400))
     csv.write_csv(new, "new.csv")
@@ -177,8 +188,10 @@ def test_run_one_after_the_other(page, folder):
 
 
 # Python of a page, its blocks one after the other -> what is shorter here, as text to replace.
-QUICK = {'"train.epochs": 2, "mesh.devices": 4': '"train.steps": 2, "mesh.devices": 1',
-         '{"data.path": "prepared/"}': '{"data.path": "prepared/", "train.steps": 2, "mesh.devices": 1}'}  # fmt: skip
+QUICK = {
+    '"train.epochs": 2, "mesh.devices": 4': '"train.steps": 2, "mesh.devices": 1',
+    '{"data.path": "prepared/"}': '{"data.path": "prepared/", "train.steps": 2, "mesh.devices": 1}',
+}
 
 
 @pytest.mark.full

@@ -47,9 +47,13 @@ def test_it_predicts(folder):
 # Initial weights are drawn in float32, and their last bit, 1e-7, is that version's of JAX; the losses moved by 2e-9.
 @pytest.mark.parametrize(
     ("out", "changes", "numbers", "rel"),
-    [("run", (), "longer", 1e-9), ("run", OTHERWISE, "longer", 1e-9), ("new", (), "begun", 1e-7),
-     ("new", OTHERWISE, "begun", 1e-7)],
-)  # fmt: skip
+    [
+        ("run", (), "longer", 1e-9),
+        ("run", OTHERWISE, "longer", 1e-9),
+        ("new", (), "begun", 1e-7),
+        ("new", OTHERWISE, "begun", 1e-7),
+    ],
+)
 def test_it_goes_on_and_begins_again(folder, out, changes, numbers, rel):
     done = inside(*EXPECTED["command"], "train.steps=10", *changes, "--out", out, "--json")
     assert ("/run at step 6\n" in done.err) == (out == "run")

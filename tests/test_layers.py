@@ -86,9 +86,13 @@ def test_imports_lead_downward():
 
 @pytest.mark.parametrize(
     "edge",
-    [("data.batch", "train.step.Inputs"), ("comms.replay", "simulate.system"), ("utils.files", "settings"),
-     ("embedding.plan", "fit")],
-)  # fmt: skip
+    [
+        ("data.batch", "train.step.Inputs"),
+        ("comms.replay", "simulate.system"),
+        ("utils.files", "settings"),
+        ("embedding.plan", "fit"),
+    ],
+)
 def test_an_import_that_leads_upward_or_sideways_is_found(edge: Edge):
     assert upward({*EDGES, edge}) == [f"{edge[0]} imports {edge[1]}"]
 

@@ -104,8 +104,10 @@ def test_a_broken_preset(tmp_path, text, patterns):
         (["train", "table", "--label=y", "data.from=x.csv"], r"--label=y\. .*without dashes: data\.label=y\."),
         (["train", "table", "--from", "x.csv"], r"without dashes: data\.from=x\.csv\."),
         (["train", "movietweetings", "--batch-size"], r"without dashes: train\.batch_size=VALUE\."),
-        (["show", "movietweetings", "--learning-rate=1"],
-         r"embedding\.optimizer\.learning_rate=1 or train\.optimizer\.learning_rate=1\."),
+        (
+            ["show", "movietweetings", "--learning-rate=1"],
+            r"embedding\.optimizer\.learning_rate=1 or train\.optimizer\.learning_rate=1\.",
+        ),
         (["data", "prepare", "movietweetings", "--out", "x", "--min-user-count", "5"], r"dashes: min_user_count=5\."),
         (["sweep", "x", "--epochs", "3"], r"argument: --epochs\. See `recjax sweep --help`"),
         (["eval", "runs/x", "--step", "ten"], "--step: 'ten' is neither a step nor `newest`"),
@@ -119,7 +121,7 @@ def test_a_broken_preset(tmp_path, text, patterns):
         (["train", "table", "data=clicks.csv"], r"not a file of them\. To train on this .*data\.from=clicks\.csv"),
         (["data", "prepare", "movietweetings"], "required: .*--out"),
     ],
-)  # fmt: skip
+)
 def test_wrong_usage(arguments, pattern):
     last = assert_refused(inside(*arguments), 2, pattern)
     assert inside(*arguments).err == f"\n{last}\n"
@@ -137,19 +139,26 @@ def test_a_setting_with_spaces(preset, spaced):
 @pytest.mark.parametrize(
     ("mistake", "status", "patterns", "mended"),
     [
-        (["embedding.dim=16", "model.bottom=16-8"], 2,
-         ["model.bottom ends in 8, but .* another dimension: sparse_0 \\(16\\)", "change embedding.dim"],
-         ["embedding.dim=16"]),
+        (
+            ["embedding.dim=16", "model.bottom=16-8"],
+            2,
+            ["model.bottom ends in 8, but .* another dimension: sparse_0 \\(16\\)", "change embedding.dim"],
+            ["embedding.dim=16"],
+        ),
         (["data.test_rows=0"], 3, ["split 'test' of synthetic has no rows"], []),
         (["data.train_rows=0"], 3, ["split 'train' of synthetic has no rows"], []),
         (["mesh.devices=9"], 4, ["mesh.devices=9, but JAX sees 8 cpu", "in this process: restart it"], []),
         (["mesh.platform=gpu"], 4, ["mesh.platform=gpu: JAX finds no such device", "cuda12"], []),
         (["plan=nowhere.json"], 2, ["plan=nowhere.json: there is no plan file of that name.* balanced, row_wise"], []),
         (["data=prepared"], 3, ["Give it as data.path=DIR"], []),
-        (["data=prepared", "data.path=nowhere"], 3, ["no prepared data at .*/nowhere: there is no such folder",
-                                                      "recjax data prepare"], []),
+        (
+            ["data=prepared", "data.path=nowhere"],
+            3,
+            ["no prepared data at .*/nowhere: there is no such folder", "recjax data prepare"],
+            [],
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_corrected_command_works_in_the_same_folder(preset, clean, tmp_path, mistake, status, patterns, mended):
     out = tmp_path / "run"
     assert_refused(inside("train", preset, *SMALL, *mistake, "--out", out), status, *patterns)
@@ -270,14 +279,20 @@ def finished(preset, tmp_path_factory):
         (["{run}/config.json"], 2, [r"config\.json is a file, not a run folder\. Name the --out folder"]),
         (["{parent}"], 2, [r"it has no config\.json\. It holds {run}: name one of these\."]),
         (["{run}", "--step", "7"], 1, ["no checkpoint of step 7; the steps that it has: 2"]),
-        (["{run}", "seed=4", "model.top=8-1"], 2, [r"seed: 0 there, 4 here; model\.top: 16,1 there, 8,1 here",
-                                                    "may only change mesh, plan, planner, tier, data.path"]),
+        (
+            ["{run}", "seed=4", "model.top=8-1"],
+            2,
+            [
+                r"seed: 0 there, 4 here; model\.top: 16,1 there, 8,1 here",
+                "may only change mesh, plan, planner, tier, data.path",
+            ],
+        ),
         (["{run}", "data.test_rows=0"], 2, [r"data\.test_rows: 700 there, 0 here"]),
         (["{run}", "mesh.devices=9"], 4, ["mesh.devices=9, but JAX sees 8"]),
         (["{run}", "sed=4"], 2, ["unknown key 'sed'. Did you mean seed"]),
         (["{empty}"], 2, ["has no checkpoint yet. Train it first: recjax train"]),
     ],
-)  # fmt: skip
+)
 def test_eval(finished, tmp_path, arguments, status, patterns):
     shutil.copy(finished / "config.json", tmp_path)
     before = contents(tmp_path) | contents(finished)
@@ -378,8 +393,16 @@ def test_an_environment_that_asks_for_devices_that_are_not_there(preset, tmp_pat
 @pytest.mark.full
 def test_tables_that_do_not_fit_into_memory(preset, clean, tmp_path):
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))"
-    done = outside("train", preset, *SMALL, "data.rows=300000000,50,200", "--out", tmp_path, before=limit,
-                   env={"MALLOC_ARENA_MAX": "2"})  # fmt: skip
+    done = outside(
+        "train",
+        preset,
+        *SMALL,
+        "data.rows=300000000,50,200",
+        "--out",
+        tmp_path,
+        before=limit,
+        env={"MALLOC_ARENA_MAX": "2"},
+    )
     assert_refused(done, 1, "out of memory: .*Out of memory allocating", "recjax plan", "mesh.devices")
     assert inside("train", preset, *SMALL, "--out", tmp_path, "--json").result["eval"] == clean
 

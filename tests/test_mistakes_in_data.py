@@ -177,8 +177,15 @@ def test_a_step_that_is_not_finite_changes_nothing(preset, tmp_path):
     data = prepare(tmp_path / "data", huge)
     command = ("train", preset, *OWN, f"data.path={data}", "train.checkpoint_every=1", "--out")
     done = inside(*command, tmp_path / "run")
-    last = assert_refused(done, 1, "step 7 is not finite: its loss", "samples 384 to 447 in the order of epoch 0",
-                          "was not applied", "lower train.optimizer.learning_rate", "another --out")  # fmt: skip
+    last = assert_refused(
+        done,
+        1,
+        "step 7 is not finite: its loss",
+        "samples 384 to 447 in the order of epoch 0",
+        "was not applied",
+        "lower train.optimizer.learning_rate",
+        "another --out",
+    )
     assert steps_of(tmp_path / "run", "train") == [1, 2, 3, 4, 5, 6]
     checkpoints = sorted(os.listdir(tmp_path / "run" / "checkpoints"))
     assert checkpoints == ["00000005", "00000006"]

@@ -92,8 +92,12 @@ def test_metrics_of_several_splits_and_labels(tmp_path):
     table = table_of(read_lines(file))
     assert table.column_names == ["step", "split", "loss", "warm", "clicked.auc", "stars.mse", "shape", "note"]
     assert [str(table.schema.field(name).type) for name in ("step", "loss", "warm", "stars.mse", "shape")] == [
-        "int64", "double", "bool", "int64", "string",
-    ]  # fmt: skip
+        "int64",
+        "double",
+        "bool",
+        "int64",
+        "string",
+    ]
     assert table.to_pydict() == {
         "step": [1, 1, 2],
         "split": ["train", "validation", "train"],

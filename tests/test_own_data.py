@@ -35,8 +35,17 @@ def test_without_a_validation_split_training_says_so(preset, good, tmp_path):
     whole = open_prepared(good)
     splits = {split: [whole.read(split, i) for i in range(len(whole.row_counts(split)))] for split in ("train", "test")}
     source = write_prepared(tmp_path / "data", "own", SCHEMA, splits, {})
-    done = inside("train", preset, *OWN, f"data.path={source.path}", "train.patience=2", "train.steps=2",
-                  "--out", tmp_path / "run", "--json")  # fmt: skip
+    done = inside(
+        "train",
+        preset,
+        *OWN,
+        f"data.path={source.path}",
+        "train.patience=2",
+        "train.steps=2",
+        "--out",
+        tmp_path / "run",
+        "--json",
+    )
     assert done.result["eval_step"] == done.result["steps"] == 2
     (said,) = re.findall("own has no validation split .*", done.err)
     assert "(it has train, test): the result is that of the last step" in said

@@ -20,8 +20,10 @@ def lab(colour, seen):
     """CIELAB of a colour as #rrggbb, as it is seen."""
     rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    x, y, z = (np.cbrt(v) if v > 0.008856 else 7.787 * v + 16 / 116
-               for v in XYZ @ np.clip(np.array(seen) @ linear, 0, 1) / [0.9505, 1, 1.089])  # fmt: skip
+    x, y, z = (
+        np.cbrt(v) if v > 0.008856 else 7.787 * v + 16 / 116
+        for v in XYZ @ np.clip(np.array(seen) @ linear, 0, 1) / [0.9505, 1, 1.089]
+    )
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
@@ -36,8 +38,10 @@ def ticks(panel, which):
     axis = panel.xaxis if which == "x" else panel.yaxis
     panel.figure.canvas.draw()
     low, high = axis.get_view_interval()
-    both = (*zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=False),
-            *zip(axis.get_minorticklocs(), axis.get_minorticklabels(), strict=False))  # fmt: skip
+    both = (
+        *zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=False),
+        *zip(axis.get_minorticklocs(), axis.get_minorticklabels(), strict=False),
+    )
     return {label.get_text() for at, label in both if low <= at <= high} - {""}
 
 

@@ -151,7 +151,9 @@ def test_imports_from_beside_a_preset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports: str, value: str
 ) -> None:
     file = write(
-        tmp_path / "code", imports, value,
+        tmp_path / "code",
+        imports,
+        value,
         one="ONE = 7\n",
         pack____init__="from .leaf import ONE\nfrom . import leaf\n__all__ = ['leaf']\n",
         pack__leaf="from one import ONE\n",
@@ -160,7 +162,7 @@ def test_imports_from_beside_a_preset(
         "    from round import seven\n    return seven() + (mine.C is None)\n",
         round="from circle import late\ndef seven():\n    return 7\n",
         random="raise RuntimeError('one of the standard library is never taken from beside')\n",
-    )  # fmt: skip
+    )
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     before = [*sys.path]

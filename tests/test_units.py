@@ -15,8 +15,16 @@ def test_a_size_is_read_alike_by_every_verb(text, size, monkeypatch):
     assert read_bytes(text) == read_whole_bytes(text, "--min") == size
     asked = []
     monkeypatch.setattr("recjax.comms.microbenchmark.sweep", lambda mesh, kinds, sizes, *_: asked.extend(sizes))
-    options = {"collective": None, "min": text, "max": text, "factor": 2, "devices": 2, "repeats": 1,
-               "overrides": [], "out": None}  # fmt: skip
+    options = {
+        "collective": None,
+        "min": text,
+        "max": text,
+        "factor": 2,
+        "devices": 2,
+        "repeats": 1,
+        "overrides": [],
+        "out": None,
+    }
     verbs._sweep(type("Options", (), options))
     assert asked == [size]
 
@@ -35,9 +43,16 @@ def test_rates_and_times():
 
 @pytest.mark.parametrize(
     ("kind", "factor"),
-    [("all_reduce", 2 * 7 / 8), ("all_to_all", 7 / 8), ("all_gather", 7 / 8), ("reduce_scatter", 7 / 8),
-     ("broadcast", 1), ("reduce", 1), ("barrier", 0)],
-)  # fmt: skip
+    [
+        ("all_reduce", 2 * 7 / 8),
+        ("all_to_all", 7 / 8),
+        ("all_gather", 7 / 8),
+        ("reduce_scatter", 7 / 8),
+        ("broadcast", 1),
+        ("reduce", 1),
+        ("barrier", 0),
+    ],
+)
 def test_factors_of_nccl_tests(kind, factor):
     assert bus_factor(kind, 8) == factor
     assert bus_factor(kind, 1) == 0

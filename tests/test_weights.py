@@ -31,10 +31,18 @@ pytestmark = [pytest.mark.full, pytest.mark.shared_programs, pytest.mark.light_c
 Weights = dict[str, np.ndarray]
 ROWS, D, K = (5000, 37, 300, 11), 8, 3
 DATA = (
-    "data.rows=5000,37,300,11", "data.ids_per_bag=1,3,0,2", "data.weighted=false,true,true,false", "data.dense=3",
-    "data.train_rows=400", "data.validation_rows=50", "data.test_rows=150", "embedding.dim=8",
-    "mesh.devices=2", "train.batch_size=100", "train.log_every=1",
-)  # fmt: skip
+    "data.rows=5000,37,300,11",
+    "data.ids_per_bag=1,3,0,2",
+    "data.weighted=false,true,true,false",
+    "data.dense=3",
+    "data.train_rows=400",
+    "data.validation_rows=50",
+    "data.test_rows=150",
+    "embedding.dim=8",
+    "mesh.devices=2",
+    "train.batch_size=100",
+    "train.log_every=1",
+)
 DOT = ("model.bottom=12-8", "model.top=16-6-1")
 CAT = (*DOT, "model.interaction=cat")
 DCN = ("model=dcnv2", "model.bottom=12-8", "model.cross_layers=2", "model.rank=5", "model.top=16-6-1")
@@ -227,8 +235,11 @@ def test_training_goes_on_from_imported_weights(tmp_path):
     p = facebook_dlrm(draw(facebook_shapes()), config.data.open().read("test", 0), "dot")
     labels = config.data.open().read("test", 0).labels
     assert untouched["logloss"] == pytest.approx(-np.log(np.where(labels == 1, p, 1 - p)).mean(), rel=1e-5)
-    assert_refused(inside("weights", "import", file, "synthetic", *DATA, *DOT, "--out", run), 2,
-                   "holds a run that has begun. Import into another --out")  # fmt: skip
+    assert_refused(
+        inside("weights", "import", file, "synthetic", *DATA, *DOT, "--out", run),
+        2,
+        "holds a run that has begun. Import into another --out",
+    )
     trained = train(settings(*DOT, "train.steps=3"), run)
     assert trained["steps"] == 3
     done = inside("weights", "export", run, "--format", "facebook", "--out", tmp_path / "out.npz", "--json")
@@ -272,8 +283,11 @@ def test_a_file_that_is_damaged_inside_is_refused_before_anything_is_written(tmp
     content = bytearray(file.read_bytes())
     content[content.index(b"emb_l.3.weight.npy") + 200] ^= 1
     file.write_bytes(content)
-    assert_refused(inside("weights", "import", file, "synthetic", *DATA, *DOT, "--out", tmp_path / "run"), 2,
-                   "in.npz cannot be read as an .npz file: .*CRC")  # fmt: skip
+    assert_refused(
+        inside("weights", "import", file, "synthetic", *DATA, *DOT, "--out", tmp_path / "run"),
+        2,
+        "in.npz cannot be read as an .npz file: .*CRC",
+    )
     assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
 
 
@@ -291,14 +305,16 @@ def changed(weights: Weights, **changes: Any) -> Weights:
         ({"bot_l.2.bias": None}, ["in.npz: it is a facebook state dict, but of another model: it lacks bot_l.2.bias"]),
         ({"v_W_l.0": np.ones(3)}, ["it has beside what the model needs v_W_l.0", "Give the config"]),
         ({"emb_l.2.weight": None, "emb_l.4.weight": np.ones((2, 8))}, ["it lacks emb_l.2.weight; it has .*emb_l.4"]),
-        ({"emb_l.1.weight": np.ones((36, 8), np.float32)},
-         [r"emb_l.1.weight has shape \(36, 8\), but this model needs \(37, 8\)"]),
+        (
+            {"emb_l.1.weight": np.ones((36, 8), np.float32)},
+            [r"emb_l.1.weight has shape \(36, 8\), but this model needs \(37, 8\)"],
+        ),
         ({"top_l.0.weight": np.ones((15, 16), np.float32)}, [r"shape \(15, 16\), but this model needs \(16, 18\)"]),
         ({"top_l.4.bias": np.ones(1)}, ["top_l.4.bias is float64, which float32 cannot hold exactly"]),
         ({"bot_l.0.weight": None}, ["it is no state dict that recjax knows", "numpy.savez"]),
     ],
     ids=lambda value: next(iter(value)),
-)  # fmt: skip
+)
 def test_a_state_dict_of_another_model(change, patterns, tmp_path):
     file = save(tmp_path / "in.npz", changed(draw(facebook_shapes()), **change))
     done = inside("weights", "import", file, "synthetic", *DATA, *DOT, "--out", tmp_path / "run")

@@ -55,8 +55,11 @@ def draw() -> None:
         ax.axhspan(y - 0.85, y + 0.85, color="#f7f8fa", zorder=0)
         ax.text(-0.85, y, name.replace(" ", "\n"), ha="left", va="center", fontsize=10, weight="bold", color=INK)
     top = LANES["host threads"]
-    for text, x in (("read\nits slice of\nthe order", 1.75), ("route\nowners, distinct\nids, sizes", 4.25),
-                    ("place\non the devices", 6.75)):  # fmt: skip
+    for text, x in (
+        ("read\nits slice of\nthe order", 1.75),
+        ("route\nowners, distinct\nids, sizes", 4.25),
+        ("place\non the devices", 6.75),
+    ):
         box(ax, text, x, top, HOST)
     for x in (1.75, 4.25):
         arrow(ax, (x + WIDTH / 2 + 0.05, top), (x + 2.5 - WIDTH / 2 - 0.05, top))

@@ -24,8 +24,13 @@ _library.recjax_instruction_set.restype = ctypes.c_char_p
 _library.recjax_use.restype = ctypes.c_bool
 _library.recjax_distinct.restype = ctypes.c_int64
 _library.recjax_distinct.argtypes = [
-    ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p
-]  # fmt: skip
+    ctypes.c_void_p,
+    ctypes.c_int32,
+    ctypes.c_int64,
+    ctypes.c_int64,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+]
 
 
 def distinct(keys_L: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:

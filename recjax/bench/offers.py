@@ -147,9 +147,15 @@ def to_text(result: dict[str, Any]) -> str:
             refused.append(f"{row['devices']} device(s): {row['why']}")
             continue
         plan = ", ".join(f"{count} {way}" for way, count in sorted(row["plan"].items()))
-        cells = [str(row["devices"]), str(row["hosts"]), f"{row['samples_per_s']:,.0f}", f"{row['step_ms']:,.3g}",
-                 f"{row['efficiency']:.0%}", f"{row['memory_gib']['total']:,.3g}",
-                 f"{row['exposed_ms']:,.3g} ms ({row['exposed_share']:.0%})"]  # fmt: skip
+        cells = [
+            str(row["devices"]),
+            str(row["hosts"]),
+            f"{row['samples_per_s']:,.0f}",
+            f"{row['step_ms']:,.3g}",
+            f"{row['efficiency']:.0%}",
+            f"{row['memory_gib']['total']:,.3g}",
+            f"{row['exposed_ms']:,.3g} ms ({row['exposed_share']:.0%})",
+        ]
         cells += [f"{row['cost_per_million']:.4g}"] if priced else []
         table.append([*cells, row["bound_by"], plan])
     lines += aligned(table)
@@ -185,8 +191,13 @@ def picture(result: dict[str, Any]) -> bytes | None:
         speed.set_ylabel("million samples a second")
         exposed = [row["exposed_ms"] for row in rows]
         time.bar(names, [row["step_ms"] - row["exposed_ms"] for row in rows], color=plots.BLUE, label="computing")
-        time.bar(names, exposed, bottom=[row["step_ms"] - row["exposed_ms"] for row in rows], color=plots.ORANGE,
-                 label="waiting for others")  # fmt: skip
+        time.bar(
+            names,
+            exposed,
+            bottom=[row["step_ms"] - row["exposed_ms"] for row in rows],
+            color=plots.ORANGE,
+            label="waiting for others",
+        )
         time.set_ylabel("ms a step")
         colours = {"tables": plots.BLUE, "dense": plots.GREEN, "batch": plots.GREY, "temporaries": plots.ORANGE}
         sizes = {part: [row["memory_gib"][part] for row in rows] for part in colours}

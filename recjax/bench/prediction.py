@@ -165,8 +165,13 @@ def to_text(result: dict[str, Any]) -> str:
         )
     table = [["part of the step, on a device", "ms", *(["measured"] if measured else [])]]
     for part in _order(result["parts_ms"], measured["parts_ms"] if measured else {}):
-        table.append([part, _ms(result["parts_ms"].get(part, 0.0)),
-                      *([_ms(measured["parts_ms"].get(part, 0.0))] if measured else [])])  # fmt: skip
+        table.append(
+            [
+                part,
+                _ms(result["parts_ms"].get(part, 0.0)),
+                *([_ms(measured["parts_ms"].get(part, 0.0))] if measured else []),
+            ]
+        )
     device, path = result["device"], result["critical_path"]
     lines += ["", *aligned(table), ""]
     lines.append(

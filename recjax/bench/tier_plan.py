@@ -144,21 +144,34 @@ def _whole(run: Run) -> list[dict[str, Any]]:
         size = group.row_bytes(run.item_bytes)
         copies = group.devices // group.value_group.parts
         found += [
-            {"table": segment.spec.name, "rows": segment.band.members, "row_bytes": size, "copies": copies,
-             "device": segment.band.members, "dram": 0, "disk": 0, "untouched": 0}
+            {
+                "table": segment.spec.name,
+                "rows": segment.band.members,
+                "row_bytes": size,
+                "copies": copies,
+                "device": segment.band.members,
+                "dram": 0,
+                "disk": 0,
+                "untouched": 0,
+            }
             for segment in group.segments
-        ]  # fmt: skip
+        ]
     return found
 
 
 def _behind(run: Run, parts: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
     records = run.records
     return [
-        {"table": segment.spec.name, "rows": segment.band.members, "row_bytes": records[group.name], "copies": 1,
-         **parts[segment.spec.name]}
+        {
+            "table": segment.spec.name,
+            "rows": segment.band.members,
+            "row_bytes": records[group.name],
+            "copies": 1,
+            **parts[segment.spec.name],
+        }
         for group in run.bound.cached
         for segment in group.segments
-    ]  # fmt: skip
+    ]
 
 
 def _predicted(run: Run, machine: Machine) -> Prediction:

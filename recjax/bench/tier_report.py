@@ -14,8 +14,10 @@ def to_text(result: dict[str, Any]) -> str:
     lines = [head]
     for of in result["tables"]:
         places = [of[name] * of["row_bytes"] for name in ("device", "dram", "disk")]
-        cells = [f"{of[name]:,.0f} ({size_text(round(size))})" if size else "-"
-                 for name, size in zip(("device", "dram", "disk"), places, strict=True)]  # fmt: skip
+        cells = [
+            f"{of[name]:,.0f} ({size_text(round(size))})" if size else "-"
+            for name, size in zip(("device", "dram", "disk"), places, strict=True)
+        ]
         if of["copies"] > 1:
             cells[0] += f" on each of {of['copies']}"
         lines.append([of["table"], f"{of['rows']:,}", f"{of['row_bytes']}", *cells, f"{of['untouched']:,.0f}"])
@@ -47,7 +49,7 @@ def to_text(result: dict[str, Any]) -> str:
                     ["written to disk", f"{step['writes']:,.0f}", f"{costs['bytes']['disk_written']:,.0f}"],
                 ]
             )
-        ),  # fmt: skip
+        ),
         _cost_text(costs),
         _nodes_text(nodes),
     ]
@@ -55,8 +57,9 @@ def to_text(result: dict[str, Any]) -> str:
 
 
 def _cost_text(costs: dict[str, Any]) -> str:
-    rates = "; ".join(f"{_RATES[name]} {q['value']:,.3g} {q['unit']} ({q['source']})"
-                      for name, q in costs["rates"].items())  # fmt: skip
+    rates = "; ".join(
+        f"{_RATES[name]} {q['value']:,.3g} {q['unit']} ({q['source']})" for name, q in costs["rates"].items()
+    )
     times = ", ".join(f"{name} {ms:,.3g} ms" for name, ms in costs["ms"].items())
     text = f"beside a step go on: {times}. Rates: {rates}.\nA step of {costs['hides_from_ms']:,.3g} ms or more hides it"
     if costs["step_ms"] is None:
@@ -74,8 +77,12 @@ def _cost_text(costs: dict[str, Any]) -> str:
     )
 
 
-_RATES = {"host_link": "link", "disk_reads": "disk reads", "disk_write": "disk writes in order",
-          "disk_writes": "disk writes anywhere"}  # fmt: skip
+_RATES = {
+    "host_link": "link",
+    "disk_reads": "disk reads",
+    "disk_write": "disk writes in order",
+    "disk_writes": "disk writes anywhere",
+}
 
 
 def _nodes_text(nodes: dict[str, Any]) -> str:
@@ -87,8 +94,10 @@ def _nodes_text(nodes: dict[str, Any]) -> str:
             return "not to be had"
         return f"{found['nodes']:,} (bound by {found['bound_by']}, {found['used'][found['bound_by']]:.0%} used)"
 
-    sizes = ", ".join(f"{size_text(round(node[name]))} {words_}" for name, words_ in
-                      (("device_bytes", "on devices"), ("dram_bytes", "memory"), ("disk_bytes", "disk")))  # fmt: skip
+    sizes = ", ".join(
+        f"{size_text(round(node[name]))} {words_}"
+        for name, words_ in (("device_bytes", "on devices"), ("dram_bytes", "memory"), ("disk_bytes", "disk"))
+    )
     text = (
         f"hosts like this one for {size_text(round(nodes['bytes']))} of rows at {rate}: {words(nodes['without'])} with "
         f"all rows on the devices, {words(nodes['with'])} with tiers"

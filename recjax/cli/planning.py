@@ -54,8 +54,10 @@ def plan(options: argparse.Namespace) -> None:
         raise ConfigError("--out belongs to --predict, --devices or planner.machine=FILE: give one of these too.")
     if options.devices:
         if options.predict or options.compile or options.save or options.tiers:
-            raise ConfigError("--devices compares numbers of devices, and --predict, --compile, --tiers and --save are "
-                              "about one plan: leave it or them out, and set mesh.devices.")  # fmt: skip
+            raise ConfigError(
+                "--devices compares numbers of devices, and --predict, --compile, --tiers and --save are "
+                "about one plan: leave it or them out, and set mesh.devices."
+            )
         _offers(options, config)
         return
     source = config.data.open()

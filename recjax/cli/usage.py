@@ -23,8 +23,11 @@ class Parser(argparse.ArgumentParser):
         """Ends the program with status 2, `message` and, where an argument is missing, the verb's example."""
         if wrong := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
             message += f".{did_you_mean(wrong[1], re.findall(r'[a-z0-9][a-z0-9_ -]*', wrong[2]))}"
-        message = re.sub(r"invalid (int|float) value: (.*)", lambda found: f"{found[2]} is no "
-                         f"{'whole ' if found[1] == 'int' else ''}number", message)  # fmt: skip
+        message = re.sub(
+            r"invalid (int|float) value: (.*)",
+            lambda found: f"{found[2]} is no {'whole ' if found[1] == 'int' else ''}number",
+            message,
+        )
         example = re.search(r"^example: (.*)$", self.epilog or "", re.M)
         shown = f" For example: {example[1]}." if example and "required" in message else ""
         end = "" if message.endswith((".", "?")) else "."

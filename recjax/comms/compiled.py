@@ -33,8 +33,15 @@ PHASES = (
     "sparse_update",
     "dense_update",
 )
-KINDS = ("all-to-all", "ragged-all-to-all", "all-reduce", "all-gather", "reduce-scatter", "collective-permute",
-         "collective-broadcast")  # fmt: skip
+KINDS = (
+    "all-to-all",
+    "ragged-all-to-all",
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "collective-permute",
+    "collective-broadcast",
+)
 
 # `%name = RESULT kind(OPERANDS), ...`; asynchronous ones end in -start (counted) and -done (not)
 _INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%(\S+) = (\([^%\"]*\)|\S+) ({'|'.join(KINDS)})(-start)?\((.*)$")

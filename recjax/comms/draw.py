@@ -60,13 +60,24 @@ def _draw_sizes(panel: Axes, found: Sequence[Mapping[str, Any]], names: Sequence
             color = plots.PALETTE[place if len(found) == 1 else trace]
             hatch = "" if len(found) == 1 else plots.HATCHES[place % len(plots.HATCHES)]
             # a gap between neighbours, which differ by a hatch alone where they are of one trace
-            panel.bar([b + number * width for b, _, _ in bins], [c for _, c, _ in bins], 0.8 * width, align="edge",
-                      color=color, hatch=hatch, edgecolor="white", linewidth=0)  # fmt: skip
+            panel.bar(
+                [b + number * width for b, _, _ in bins],
+                [c for _, c, _ in bins],
+                0.8 * width,
+                align="edge",
+                color=color,
+                hatch=hatch,
+                edgecolor="white",
+                linewidth=0,
+            )
             number, last = number + 1, max([last, *(b for b, _, _ in bins)])
     ticks = list(range(0, last + 2, 4))
     panel.set_xticks(ticks, [size_text(2**b) for b in ticks], fontsize=7)
-    panel.set(title="messages by size", xlabel="message size; the bars of one power of two stand side by side",
-              ylabel="messages of a rank in a step")  # fmt: skip
+    panel.set(
+        title="messages by size",
+        xlabel="message size; the bars of one power of two stand side by side",
+        ylabel="messages of a rank in a step",
+    )
     if len(found) == 1:
         handles = [Patch(color=color, label=kind) for kind, color in zip(kinds, plots.PALETTE, strict=False)]
     else:
@@ -102,9 +113,14 @@ def _draw_ranks(panel: Axes, found: Sequence[Mapping[str, Any]], names: Sequence
         mean = sum(one["moved"]) / len(one["moved"]) or 1
         beside = (number - (len(found) - 1) / 2) * 0.7 / len(found)  # else equal traces would hide each other
         highest = max([highest, *(b / mean for b in one["moved"])])
-        panel.plot([of["rank"] + beside for of in one["by_rank"]], [b / mean for b in one["moved"]], markersize=4,
-                   marker=_MARKERS[number % len(_MARKERS)], linestyle="",
-                   label=f"{name}: max/mean {one['imbalance']:.2f}")  # fmt: skip
+        panel.plot(
+            [of["rank"] + beside for of in one["by_rank"]],
+            [b / mean for b in one["moved"]],
+            markersize=4,
+            marker=_MARKERS[number % len(_MARKERS)],
+            linestyle="",
+            label=f"{name}: max/mean {one['imbalance']:.2f}",
+        )
     panel.set(title="useful bytes that a rank sends or receives", xlabel="rank", ylabel="over the mean of all ranks")
     panel.set_ylim(0, 1.1 * highest)
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -174,9 +174,14 @@ def chain(kind: str, size: int, ranks: int, count: int = _CHAIN, arrays: int = 1
     in_bytes = size // ranks if kind == "all_gather" else size
     out_bytes = size // ranks if kind == "reduce_scatter" else size
     event = Event(
-        0, kind, dtype="float32", group=tuple(range(ranks)), in_bytes=in_bytes * arrays, out_bytes=out_bytes * arrays,
+        0,
+        kind,
+        dtype="float32",
+        group=tuple(range(ranks)),
+        in_bytes=in_bytes * arrays,
+        out_bytes=out_bytes * arrays,
         parts=(in_bytes,) * arrays if arrays > 1 else (),
-    )  # fmt: skip
+    )
     events = tuple(dataclasses.replace(event, id=i, deps=(i - 1,) if i else ()) for i in range(count))
     return slots(Trace(ranks, dict.fromkeys(event.group, events)))
 

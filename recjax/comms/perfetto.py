@@ -32,12 +32,28 @@ def write(trace: Trace) -> dict[str, bytes]:
                 thread = next((t for t, until in enumerate(free) if until <= event.start_ns), len(free)) + 1
                 free[thread - 1 : thread] = [event.end_ns]
                 waits = waiting_ns.get((rank, event.id))
-                args |= {"phase": event.phase, "scope": event.scope, "name": event.name, "ranks": len(event.group),
-                         "bytes": event.padded_bytes, "useful_bytes": event.useful_bytes,
-                         "waiting_us": None if waits is None else waits / 1e3}  # fmt: skip
+                args |= {
+                    "phase": event.phase,
+                    "scope": event.scope,
+                    "name": event.name,
+                    "ranks": len(event.group),
+                    "bytes": event.padded_bytes,
+                    "useful_bytes": event.useful_bytes,
+                    "waiting_us": None if waits is None else waits / 1e3,
+                }
             name, took_ns = event.phase or event.name or event.kind, event.end_ns - event.start_ns
-            found.append({"name": name, "cat": event.kind, "ph": "X", "pid": rank, "tid": thread,
-                          "ts": event.start_ns / 1e3, "dur": took_ns / 1e3, "args": args})  # fmt: skip
+            found.append(
+                {
+                    "name": name,
+                    "cat": event.kind,
+                    "ph": "X",
+                    "pid": rank,
+                    "tid": thread,
+                    "ts": event.start_ns / 1e3,
+                    "dur": took_ns / 1e3,
+                    "args": args,
+                }
+            )
         found.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}})
         for thread in range(len(free) + 1):
             what = f"collectives {thread}" if thread else "computing"

@@ -142,7 +142,8 @@ def _shrunk(events: Sequence[Event], ranks: int) -> list[Event]:
             in_bytes, out_bytes = sum(sends), sum(receives)
         group = tuple(event.group[p] for p in stay)
         found.append(
-            dataclasses.replace(event, group=group, in_bytes=in_bytes, out_bytes=out_bytes, sends=sends,
-                                receives=receives, deps=deps)
-        )  # fmt: skip
+            dataclasses.replace(
+                event, group=group, in_bytes=in_bytes, out_bytes=out_bytes, sends=sends, receives=receives, deps=deps
+            )
+        )
     return found

@@ -40,8 +40,21 @@ def _headline(name: str, one: Mapping[str, Any]) -> str:
 
 
 def _lines(one: Mapping[str, Any]) -> list[list[str]]:
-    rows = [["phase", "collective", "count", "share", "bytes", "share", "useful", "message", "imbalance",
-             "sent", "received"]]  # fmt: skip
+    rows = [
+        [
+            "phase",
+            "collective",
+            "count",
+            "share",
+            "bytes",
+            "share",
+            "useful",
+            "message",
+            "imbalance",
+            "sent",
+            "received",
+        ]
+    ]
     if one["time"]:
         rows[0] += ["ms", "p50 us", "p95 us", "bus GB/s"]
     for line in one["collectives"]:
@@ -94,8 +107,22 @@ def call_lines(one: Mapping[str, Any], most: int | None = None) -> list[list[str
       one: of `statistics.figures`.
       most: rows at most, the steps' first ones; None for all.
     """
-    rows = [["step", "phase", "collective", "ranks", "sent", "by rank", "received", "by rank", "last rank", "late us",
-             "waiting us", "transfer us"]]  # fmt: skip
+    rows = [
+        [
+            "step",
+            "phase",
+            "collective",
+            "ranks",
+            "sent",
+            "by rank",
+            "received",
+            "by rank",
+            "last rank",
+            "late us",
+            "waiting us",
+            "transfer us",
+        ]
+    ]
     for call in one["calls"][:most]:
         row = [str(call["step"]), call["phase"] or "-", call["kind"], str(call["ranks"])]
         for way in ("sent", "received"):
@@ -130,8 +157,10 @@ def stragglers(one: Mapping[str, Any]) -> Sequence[str]:
     waiting, transfer = (sum(of[key] for of in timed) / len(timed) for key in ("waiting_ms", "transfer_ms"))
     worst = max(timed, key=lambda of: of["kept_waiting_ms"])
     phases = ", ".join(f"{phase} {count}" for phase, count in list(worst["last_phases"].items())[:4])
-    whole = (f"a rank's collectives take {waiting + transfer:.3f} ms: {waiting:.3f} ms it waits for the one that comes "
-             f"last, {transfer:.3f} ms are transfer")  # fmt: skip
+    whole = (
+        f"a rank's collectives take {waiting + transfer:.3f} ms: {waiting:.3f} ms it waits for the one that comes "
+        f"last, {transfer:.3f} ms are transfer"
+    )
     if not worst["last"]:
         return [whole, "last to come: none, all ranks came to every call at once"]
     return [
@@ -142,8 +171,21 @@ def stragglers(one: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _compared(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    rows = [["trace", "collectives", "bytes", "useful", "all_to_all", "all_reduce", "gather+scatter", "imbalance",
-             "step ms", "communication", "exposed"]]  # fmt: skip
+    rows = [
+        [
+            "trace",
+            "collectives",
+            "bytes",
+            "useful",
+            "all_to_all",
+            "all_reduce",
+            "gather+scatter",
+            "imbalance",
+            "step ms",
+            "communication",
+            "exposed",
+        ]
+    ]
     for name, one in zip(labels(found), found, strict=True):
         of = {
             k: sum(c["padded_bytes"] for c in one["collectives"] if c["kind"] in kinds)
@@ -158,8 +200,22 @@ def _compared(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 def replay_text(result: Mapping[str, Any]) -> str:
     """Renders the result of `recjax.comms.replay_report.figures` as a table."""
-    rows = [["phase", "collective", "ranks", "count", "message", "useful", "p50 us", "p95 us", "last us", "bus GB/s",
-             "original us", "last us"]]  # fmt: skip
+    rows = [
+        [
+            "phase",
+            "collective",
+            "ranks",
+            "count",
+            "message",
+            "useful",
+            "p50 us",
+            "p95 us",
+            "last us",
+            "bus GB/s",
+            "original us",
+            "last us",
+        ]
+    ]
     for line in result["collectives"]:
         times = [line[key] for key in ("p50_us", "p95_us", "last_us")]
         rate = line["bus_bytes_per_s"]

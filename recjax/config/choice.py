@@ -10,8 +10,14 @@ from recjax.errors import ConfigError
 from recjax.utils.text import did_you_mean
 
 HIGHER_IS_BETTER = {
-    "auc": True, "accuracy": True, "logloss": False, "loss": False, "ne": False, "mse": False, "mae": False,
-}  # fmt: skip
+    "auc": True,
+    "accuracy": True,
+    "logloss": False,
+    "loss": False,
+    "ne": False,
+    "mse": False,
+    "mae": False,
+}
 _TERM = re.compile(r"(?:([0-9.eE+-]+)\*)?(.+)")
 _EXAMPLE = "choose_by=auc, or of several labels choose_by=0.7*click.auc+0.3*buy.auc"
 

@@ -137,8 +137,13 @@ class RunConfig:
             settings = ", ".join(machinery.assignments(self))
         except ConfigError as error:  # a value of the wrong type, which Python itself lets pass
             settings = str(error)
-        return textwrap.fill(f"{type(self).__name__}({settings})", 100, subsequent_indent="    ",
-                             break_long_words=False, break_on_hyphens=False)  # fmt: skip
+        return textwrap.fill(
+            f"{type(self).__name__}({settings})",
+            100,
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
 
     def _repr_html_(self) -> str:
         """The same as a table, in a notebook."""

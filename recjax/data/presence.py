@@ -139,8 +139,9 @@ class _Counter:
         share_L = np.concatenate([bag.samples() for bag in bags]) // each
         keys_K, found_K = np.unique(share_L * self._rows + ids_L, return_counts=True)
         ids, of_item_K = np.unique(keys_K % self._rows, return_inverse=True)
-        counts_2xU = np.stack([np.bincount(of_item_K, minlength=len(ids)),
-                               np.bincount(of_item_K, found_K, len(ids)).astype(np.int64)])  # fmt: skip
+        counts_2xU = np.stack(
+            [np.bincount(of_item_K, minlength=len(ids)), np.bincount(of_item_K, found_K, len(ids)).astype(np.int64)]
+        )
         at_U = np.searchsorted(self._ids, ids)
         known_U = np.zeros(len(ids), bool)
         known_U[at_U < len(self._ids)] = self._ids[at_U[at_U < len(self._ids)]] == ids[at_U < len(self._ids)]

@@ -89,8 +89,11 @@ def to_text(described: dict[str, Any]) -> str:
         for name, split in described["splits"].items()
     ]
     lines += [*aligned([head, *table]), ""]
-    if labels := [(split, name, of) for split, found in described["splits"].items()
-                  for name, of in found.get("labels", {}).items()]:  # fmt: skip
+    if labels := [
+        (split, name, of)
+        for split, found in described["splits"].items()
+        for name, of in found.get("labels", {}).items()
+    ]:
         head = ["split", "label", "kind", "rows", "mean"]
         table = [
             [split, name, of["kind"], f"{of['rows']:,}", "-" if of["mean"] is None else f"{of['mean']:.4g}"]

@@ -15,9 +15,17 @@ from recjax.utils.paths import expanded
 
 # what NumPy raises at damaged .npy files, and the system at missing ones
 _UNREADABLE = (
-    EOFError, KeyError, MemoryError, OSError, OverflowError, SyntaxError, TypeError, ValueError, struct.error,
+    EOFError,
+    KeyError,
+    MemoryError,
+    OSError,
+    OverflowError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
     tokenize.TokenError,
-)  # fmt: skip
+)
 
 
 def read_ids(name: str, folder: Path, place: str) -> tuple[list[int], str]:

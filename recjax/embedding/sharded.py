@@ -255,8 +255,11 @@ def _assembled(pieces: list[tuple[int, jax.Array]]) -> jax.Array:
     cuts = sorted({cut for first, part in pieces for cut in (first, first + part.shape[1])})
     columns = []
     for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
-        over = [part[:, start - first : stop - first] for first, part in pieces
-                if first <= start and stop <= first + part.shape[1]]  # fmt: skip
+        over = [
+            part[:, start - first : stop - first]
+            for first, part in pieces
+            if first <= start and stop <= first + part.shape[1]
+        ]
         columns.append(functools.reduce(jnp.add, over))
     return columns[0] if len(columns) == 1 else jnp.concatenate(columns, axis=1)
 

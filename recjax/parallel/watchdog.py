@@ -177,8 +177,15 @@ class Watch:
 
     def _record(self) -> dict[str, Any]:
         where = f"{socket.gethostname()}, pid {os.getpid()}"
-        return {"phase": self._phase, "moves": self._moves, "beat": time.time(), "failed": self._failed,
-                "status": self._status, "parts": self._parts, "where": where}  # fmt: skip
+        return {
+            "phase": self._phase,
+            "moves": self._moves,
+            "beat": time.time(),
+            "failed": self._failed,
+            "status": self._status,
+            "parts": self._parts,
+            "where": where,
+        }
 
     def _tell(self) -> None:
         distributed.post(f"watch/{distributed.process()}", json.dumps(self._record()))

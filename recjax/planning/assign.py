@@ -132,8 +132,11 @@ def sizes(demand: Demand, ways: Assignment) -> StepSizes:
         pooled_T, split_T = even_T | whole_T, even_T.copy()
         split_T[even_T] = _split(stack.rows_T[even_T], N)
         split_T &= stack.rows_T * stack.spec.dim * 4 > AUTO_REPLICATE_BYTES  # see _placement
-        ways_of_ids += [stack.routed("", copied_T | rows_T), stack.routed("pooled", pooled_T & ~split_T),
-                        stack.routed("split_pooled", split_T, N)]  # fmt: skip
+        ways_of_ids += [
+            stack.routed("", copied_T | rows_T),
+            stack.routed("pooled", pooled_T & ~split_T),
+            stack.routed("split_pooled", split_T, N),
+        ]
         if rows_T.any():
             rows.append(_rows(demand, stack, rows_T))
         if copied_T.any():

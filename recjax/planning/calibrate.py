@@ -181,17 +181,23 @@ def calibrate(
     measured = Machine(
         name or name_of_cpu or device.device_kind,
         True,
-        {"cpu": name_of_cpu or "unknown", "device": device.device_kind,
-         "versions": f"Python {platform.python_version()}, JAX {jax.__version__}",
-         "date": datetime.datetime.now(datetime.UTC).date().isoformat()},
+        {
+            "cpu": name_of_cpu or "unknown",
+            "device": device.device_kind,
+            "versions": f"Python {platform.python_version()}, JAX {jax.__version__}",
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        },
         "cpu" if shared else "tpu" if device.platform == "tpu" else "gpu",
-        cores, shared, cores if shared else 1, rates,
+        cores,
+        shared,
+        cores if shared else 1,
+        rates,
         overheads_of(
             {chain: one.middle_s for chain, one in overheads.items()},
             {chain: one.device_s for chain, one in overheads.items()},
         ),
         {},
-    )  # fmt: skip
+    )
     points: dict[str, list[Point]] = {}
     held_out: dict[str, list[Point]] = {}
     for case in timed:
@@ -300,9 +306,13 @@ def _compiled(mesh: Mesh, effort: Effort, tell: Tell) -> tuple[list[_Timed], lis
 
 
 def _one_pass(
-    timed: Sequence[_Timed], collectives: Sequence[_Collective], effort: Effort, number: int, until: float,
+    timed: Sequence[_Timed],
+    collectives: Sequence[_Collective],
+    effort: Effort,
+    number: int,
+    until: float,
     between: Callable[[], None],
-) -> float:  # fmt: skip
+) -> float:
     """All cases once, in an order of the pass's own, or as many of them as the time allows.
 
     Returns:

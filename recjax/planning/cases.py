@@ -81,51 +81,128 @@ def _classes(dtypes: Sequence[str]) -> Iterator[_Class]:
     outer = ((300, 100, 30), (2000, 500, 200), (1000, 32, 700), (8192, 128, 128))
     few = ((256, 4096), (1, 16, 256), (16, 256))
     for layout in ("nn", "nt"):
-        yield _Class(f"matmul.{layout}_f32", mnk, (batches, (1, *small[1:]), small), outer, few,
-                     ((300, 100, 30),), functools.partial(_matmul, layout, "f32"))  # fmt: skip
+        yield _Class(
+            f"matmul.{layout}_f32",
+            mnk,
+            (batches, (1, *small[1:]), small),
+            outer,
+            few,
+            ((300, 100, 30),),
+            functools.partial(_matmul, layout, "f32"),
+        )
     # Two columns take as long as sixteen: where rows are summed over, XLA's library has tiles of so many.
     tn = functools.partial(_matmul, "tn", "f32")
-    yield _Class("matmul.tn_f32", mnk, ((4, 16, 60, 250, 1000), (1, 2, *small[1:]), batches),
-                 ((30, 100, 300), (200, 500, 2000), (700, 32, 1000), (128, 128, 8192)),
-                 ((16, 500), (1, 32, 512), (256, 4096)), ((30, 100, 300),), tn)  # fmt: skip
-    yield _Class("matmul.strided_tn_f32", mnk, ((256, 512, 1024), (1, 2, *small[1:]), batches),
-                 ((512, 200, 2000), (768, 32, 1000), (512, 128, 8192)),
-                 ((256, 1024), (1, 32, 512), (256, 4096)), ((512, 100, 300),), tn)  # fmt: skip
+    yield _Class(
+        "matmul.tn_f32",
+        mnk,
+        ((4, 16, 60, 250, 1000), (1, 2, *small[1:]), batches),
+        ((30, 100, 300), (200, 500, 2000), (700, 32, 1000), (128, 128, 8192)),
+        ((16, 500), (1, 32, 512), (256, 4096)),
+        ((30, 100, 300),),
+        tn,
+    )
+    yield _Class(
+        "matmul.strided_tn_f32",
+        mnk,
+        ((256, 512, 1024), (1, 2, *small[1:]), batches),
+        ((512, 200, 2000), (768, 32, 1000), (512, 128, 8192)),
+        ((256, 1024), (1, 32, 512), (256, 4096)),
+        ((512, 100, 300),),
+        tn,
+    )
     for dtype in dtypes:
         if dtype != "f32":
             # Gradients of weights come as these, too: few rows, and sums over the batch.
             for layout, name in (("nn", f"matmul.{dtype}"), ("nt", f"matmul.nt_{dtype}")):
-                yield _Class(name, mnk, ((16, 128, 1024, 8192), (16, 128, 1024), (16, 128, 1024, 8192)),
-                             (*outer[:2], (60, 200, 4000)), ((16, 512, 4096), (16, 256), (16, 512, 4096)), (),
-                             functools.partial(_matmul, layout, dtype), _affordable)  # fmt: skip
+                yield _Class(
+                    name,
+                    mnk,
+                    ((16, 128, 1024, 8192), (16, 128, 1024), (16, 128, 1024, 8192)),
+                    (*outer[:2], (60, 200, 4000)),
+                    ((16, 512, 4096), (16, 256), (16, 512, 4096)),
+                    (),
+                    functools.partial(_matmul, layout, dtype),
+                    _affordable,
+                )
     # Of an interaction: [F, D] of a sample with itself, and on the way back [F, F] with [F, D]. F is any number, and 27
     # for Criteo's tables; 25 take more than twice as long as 19.
     samples, vectors, dims = (256, 4096), (3, 5, 9, 14, 19, 27, 41), (8, 16, 32, 64, 128)
     batched = ("batch", "m", "n", "k")
-    yield _Class("batched_matmul.nt_f32", batched, (samples, vectors, vectors, dims),
-                 ((1024, 23, 23, 64), (2048, 10, 10, 16), (8192, 5, 5, 16)), ((256, 4096), (3, 27), (3, 27), (16, 128)),
-                 ((512, 11, 11, 32),), functools.partial(_batched, "nt"), lambda B, m, n, k: m == n)  # fmt: skip
-    yield _Class("batched_matmul.nn_f32", batched, (samples, vectors, dims, vectors),
-                 ((1024, 23, 64, 23), (2048, 10, 16, 10), (8192, 5, 16, 5)), ((256, 4096), (3, 27), (16, 128), (3, 27)),
-                 ((512, 11, 32, 11),), functools.partial(_batched, "nn"), lambda B, m, n, k: m == k)  # fmt: skip
+    yield _Class(
+        "batched_matmul.nt_f32",
+        batched,
+        (samples, vectors, vectors, dims),
+        ((1024, 23, 23, 64), (2048, 10, 10, 16), (8192, 5, 5, 16)),
+        ((256, 4096), (3, 27), (3, 27), (16, 128)),
+        ((512, 11, 11, 32),),
+        functools.partial(_batched, "nt"),
+        lambda B, m, n, k: m == n,
+    )
+    yield _Class(
+        "batched_matmul.nn_f32",
+        batched,
+        (samples, vectors, dims, vectors),
+        ((1024, 23, 64, 23), (2048, 10, 16, 10), (8192, 5, 16, 5)),
+        ((256, 4096), (3, 27), (16, 128), (3, 27)),
+        ((512, 11, 32, 11),),
+        functools.partial(_batched, "nn"),
+        lambda B, m, n, k: m == k,
+    )
     # XLA calls a library for each product of so small matrices, and nothing for larger ones.
     for layout in ("nt", "nn"):
-        yield _Class(f"batched_matmul.each_{layout}_f32", batched, (samples, (4, 6), (4, 6), (4, 6)),
-                     ((1024, 5, 5, 4),) if layout == "nt" else ((1024, 5, 4, 5),), ((256, 1024), (4, 6), (4,), (4,)),
-                     (), functools.partial(_batched, layout))  # fmt: skip
+        yield _Class(
+            f"batched_matmul.each_{layout}_f32",
+            batched,
+            (samples, (4, 6), (4, 6), (4, 6)),
+            ((1024, 5, 5, 4),) if layout == "nt" else ((1024, 5, 4, 5),),
+            ((256, 1024), (4, 6), (4,), (4,)),
+            (),
+            functools.partial(_batched, layout),
+        )
     lookup = ("rows", "row_bytes", "table_bytes")
     # Rows of every width that models have: 64 floats may take longer than 128, which XLA makes other code for.
     rows, row_bytes = (256, 2**12, 2**16, 2**20), (4, 16, 32, 64, 128, 256, 512)
     held = ((1000, 128, 2**20), (20_000, 64, 2**24), (10_000, 256, 2**26))
-    yield _Class("gather", lookup, (rows, row_bytes, (2**16, 2**21, 2**25, 2**27)), held,
-                 ((256, 2**14), (4, 64, 512), (2**16, 2**25)), held[:1], _gather, _fits)  # fmt: skip
+    yield _Class(
+        "gather",
+        lookup,
+        (rows, row_bytes, (2**16, 2**21, 2**25, 2**27)),
+        held,
+        ((256, 2**14), (4, 64, 512), (2**16, 2**25)),
+        held[:1],
+        _gather,
+        _fits,
+    )
     for kernel, look_up in (("gather.fused", _gather_fused), ("scatter.add", _scatter_add)):
-        yield _Class(kernel, lookup, (rows, row_bytes, (2**16, 2**21, 2**25)), held[:2],
-                     ((256, 2**15), (4, 64, 512), (2**16, 2**25)), held[:1], look_up, _fits)  # fmt: skip
-    yield _Class("scatter.sorted", lookup, (rows[:-1], row_bytes, (2**18, 2**21, 2**25, 2**27)), held,
-                 ((256, 2**15), (4, 64, 512), (2**18, 2**25)), held[:1], _scatter_sorted, _has_rows)  # fmt: skip
-    yield _Class("sort", ("keys", "operands"), ((2**8, 2**12, 2**16, 2**18), (1, 2)), ((20_000, 2),),
-                 ((2**8, 2**14), (1, 2)), ((2000, 2),), _sort)  # fmt: skip
+        yield _Class(
+            kernel,
+            lookup,
+            (rows, row_bytes, (2**16, 2**21, 2**25)),
+            held[:2],
+            ((256, 2**15), (4, 64, 512), (2**16, 2**25)),
+            held[:1],
+            look_up,
+            _fits,
+        )
+    yield _Class(
+        "scatter.sorted",
+        lookup,
+        (rows[:-1], row_bytes, (2**18, 2**21, 2**25, 2**27)),
+        held,
+        ((256, 2**15), (4, 64, 512), (2**18, 2**25)),
+        held[:1],
+        _scatter_sorted,
+        _has_rows,
+    )
+    yield _Class(
+        "sort",
+        ("keys", "operands"),
+        ((2**8, 2**12, 2**16, 2**18), (1, 2)),
+        ((20_000, 2),),
+        ((2**8, 2**14), (1, 2)),
+        ((2000, 2),),
+        _sort,
+    )
     for kernel, each, make in (
         ("elementwise", 8, _pass(lambda x: x * 1.5 + 1, 8)),
         ("elementwise.bf16", 6, _pass(lambda x: (x * 1.5 + 1).astype(jnp.bfloat16), 6)),
@@ -137,12 +214,33 @@ def _classes(dtypes: Sequence[str]) -> Iterator[_Class]:
         ("reduce.rows", 256, _pass(lambda x: x.sum(axis=1), 256, 64)),
         ("reduce.columns", 256, _pass(lambda x: x.sum(axis=0), 256, 64)),
     ):
-        yield _Class(kernel, ("bytes",), (_bytes(each, *range(8, 28)),), _held_bytes(each, 11, 16, 22),
-                     (_bytes(each, 10, 16, 20, 26),), _held_bytes(each, 17), make)  # fmt: skip
-    yield _Class("transcendental", ("elements",), (tuple(2**e for e in range(6, 23)),), ((50_000,),),
-                 ((2**8, 2**16, 2**20),), (), _pass(lambda x: jnp.exp(x), 1))  # fmt: skip
-    yield _Class("convert", ("elements",), (tuple(2**e for e in range(9, 26)),), ((400_000,),),
-                 ((2**11, 2**19, 2**23),), (), _pass(_rounded, IN_A_PASS["convert"]))  # fmt: skip
+        yield _Class(
+            kernel,
+            ("bytes",),
+            (_bytes(each, *range(8, 28)),),
+            _held_bytes(each, 11, 16, 22),
+            (_bytes(each, 10, 16, 20, 26),),
+            _held_bytes(each, 17),
+            make,
+        )
+    yield _Class(
+        "transcendental",
+        ("elements",),
+        (tuple(2**e for e in range(6, 23)),),
+        ((50_000,),),
+        ((2**8, 2**16, 2**20),),
+        (),
+        _pass(lambda x: jnp.exp(x), 1),
+    )
+    yield _Class(
+        "convert",
+        ("elements",),
+        (tuple(2**e for e in range(9, 26)),),
+        ((400_000,),),
+        ((2**11, 2**19, 2**23),),
+        (),
+        _pass(_rounded, IN_A_PASS["convert"]),
+    )
 
 
 def _bytes(each: int, *exponents: int) -> tuple[int, ...]:

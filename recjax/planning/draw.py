@@ -14,9 +14,13 @@ FAMILIES = {
     "communication": plots.ORANGE,
     "checks and other": plots.GREY,
 }
-_BOUNDS = {"reading and routing": "worker threads: read and route", "main thread": "main thread: pack, place, dispatch",
-           "interpreter": "all threads of Python together", "devices": "devices: kernels and communication",
-           "CPU cores": "CPU cores: everything together"}  # fmt: skip
+_BOUNDS = {
+    "reading and routing": "worker threads: read and route",
+    "main thread": "main thread: pack, place, dispatch",
+    "interpreter": "all threads of Python together",
+    "devices": "devices: kernels and communication",
+    "CPU cores": "CPU cores: everything together",
+}
 
 
 def picture(prediction: Prediction, found: dict[str, Any]) -> bytes:
@@ -66,8 +70,15 @@ def _lanes(line: Any, prediction: Prediction) -> None:
             colour = FAMILIES[family(part)]
             line.barh(row, end - start, left=start, height=0.8, color=colour, alpha=1.0 if on_path else 0.45)
             if end - start > 0.009 * whole * len(part):
-                line.text((start + end) / 2, row, part, ha="center", va="center", fontsize=7, color="white" if on_path
-                          else "#222222")  # fmt: skip
+                line.text(
+                    (start + end) / 2,
+                    row,
+                    part,
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                    color="white" if on_path else "#222222",
+                )
     for name, colour in FAMILIES.items():
         line.barh(0, 0, color=colour, label=name)
     line.set_yticks(list(rows.values()), [_lane_name(stream, lane, rows) for stream, lane in rows], fontsize=8)
@@ -134,18 +145,34 @@ def trace(prediction: Prediction) -> dict[str, Any]:
     for span in prediction.schedule.spans:
         node = prediction.graph.nodes[span.node]
         works = [{"kernel": w.kernel, **w.sizes, "flops": w.flops, "bytes": w.bytes} for w in node.works]
-        events.append({
-            "name": node.name, "cat": node.part, "ph": "X", "pid": 0, "tid": rows[span.stream, span.lane],
-            "ts": span.start_us, "dur": span.end_us - span.start_us,
-            "args": {"part": node.part, "critical": span.node in critical, "turns": node.trips, "works": works},
-        })  # fmt: skip
+        events.append(
+            {
+                "name": node.name,
+                "cat": node.part,
+                "ph": "X",
+                "pid": 0,
+                "tid": rows[span.stream, span.lane],
+                "ts": span.start_us,
+                "dur": span.end_us - span.start_us,
+                "args": {"part": node.part, "critical": span.node in critical, "turns": node.trips, "works": works},
+            }
+        )
     named(1, "the host, a batch ahead", {0: "main thread", 1: "a worker"})
     main_at = worker_at = 0.0
     for stage, us in prediction.stages.items():
         worker = stage in ("host_read", "host_route") and prediction.host.workers > 0
         at = worker_at if worker else main_at
-        events.append({"name": stage.removeprefix("host_"), "cat": "host", "ph": "X", "pid": 1, "tid": int(worker),
-                       "ts": at, "dur": us})  # fmt: skip
+        events.append(
+            {
+                "name": stage.removeprefix("host_"),
+                "cat": "host",
+                "ph": "X",
+                "pid": 1,
+                "tid": int(worker),
+                "ts": at,
+                "dur": us,
+            }
+        )
         if worker:
             worker_at += us
         else:

@@ -35,9 +35,15 @@ _FEATURES, _FEW_FEATURES = (1, 8, 40), (2, 26)  # of the batches, each of one id
 # Samples, features and ids of a bag of the batches that are read, and whether they are held out.
 _READ = (
     *((samples, features, 1, False) for samples in (256, 2048, 16_384) for features in _FEATURES),
-    (256, 8, 10, False), (2048, 8, 10, False), (2048, 1, 80, False), (16_384, 1, 10, False),
-    (65_536, 1, 1, False), (65_536, 8, 1, False), (3000, 20, 1, True), (6000, 12, 5, True),
-)  # fmt: skip
+    (256, 8, 10, False),
+    (2048, 8, 10, False),
+    (2048, 1, 80, False),
+    (16_384, 1, 10, False),
+    (65_536, 1, 1, False),
+    (65_536, 8, 1, False),
+    (3000, 20, 1, True),
+    (6000, 12, 5, True),
+)
 _FEW_READ = tuple(
     (samples, features, bag, False) for samples in (64, 4096) for features, bag in ((2, 1), (26, 1), (4, 8))
 )
@@ -47,7 +53,7 @@ _POOLED_FOR = (2, 8)  # devices whose owners pool; more that share a table take 
 _POOLED = (
     *((ids, count, False) for ids in (2**10, 2**14, 2**18) for count in (1, 40) if ids // count <= _MOST_SAMPLES),
     (60_000, 20, True),
-)  # fmt: skip
+)
 _FEW_POOLED = ((2**10, 2, False), (2**14, 26, False), (2**10, 26, False), (2**14, 2, False))
 _WINDOW = Order.shuffle_blocks * BLOCK_ROWS  # samples that are shuffled with each other, or drawn together
 _SWEPT_BYTES = 2**25

@@ -249,8 +249,15 @@ def hot_table(described: dict[str, Any]) -> str:
     for of in described["curve"]:
         mark = " <-" if of["rows"] == described["rows"] else ""
         unit = " us" if described["unit"] == "us" else ""
-        cells.append([f"{of['rows']:,}", f"{of['cost']:,.0f}{unit}", f"{of['covered']:.1%}",
-                      f"{of['travelling']:,.0f}", f"{of['held_bytes']:,.0f}{mark}"])  # fmt: skip
+        cells.append(
+            [
+                f"{of['rows']:,}",
+                f"{of['cost']:,.0f}{unit}",
+                f"{of['covered']:.1%}",
+                f"{of['travelling']:,.0f}",
+                f"{of['held_bytes']:,.0f}{mark}",
+            ]
+        )
     return "\n".join([head, *aligned(cells)])
 
 

@@ -167,5 +167,12 @@ def compared(need: Need, node: Node) -> dict[str, Any]:
     """Nodes with all rows in device memory, with tiers, and how many times fewer: None where one is not to be had."""
     without, with_ = fewest(need, node, False), fewest(need, node, True)
     times = without["nodes"] / with_["nodes"] if without["nodes"] and with_["nodes"] else math.nan
-    return {"name": need.name, "node": dataclasses.asdict(node), "bytes": need.bytes, "steps_per_s": need.steps_per_s,
-            "without": without, "with": with_, "times": None if math.isnan(times) else times}  # fmt: skip
+    return {
+        "name": need.name,
+        "node": dataclasses.asdict(node),
+        "bytes": need.bytes,
+        "steps_per_s": need.steps_per_s,
+        "without": without,
+        "with": with_,
+        "times": None if math.isnan(times) else times,
+    }

@@ -246,11 +246,15 @@ def _of_plans(
     others = {other: value for other, value in ms.items() if other != name}
     following = min(others, key=others.__getitem__, default=None)
     return {
-        "what": "plan", "chosen": name, "step_ms": chosen.step_us / 1e3, "next": following,
+        "what": "plan",
+        "chosen": name,
+        "step_ms": chosen.step_us / 1e3,
+        "next": following,
         "next_step_ms": others[following] if following else None,
         "why": f"no other plan is predicted to be more than {BAND:.0%} faster: that is within the error of predictions"
-        if kept else ("shortest predicted step" if plain_fits else "the plain rule does not fit"),
-    }  # fmt: skip
+        if kept
+        else ("shortest predicted step" if plain_fits else "the plain rule does not fit"),
+    }
 
 
 def reasons(planner: Planner, ways: Assignment) -> dict[str, dict[str, Any]]:
@@ -311,8 +315,18 @@ def dense_bucket(planner: Planner, exact: StepSizes, chosen: Prediction) -> tupl
     dense = planner.question.dense
     own = dense.bucket_bytes / 2**20
     if not planner.question.open_bucket or exact.devices == 1:
-        return own, chosen, {"what": "bucket", "chosen": own, "why": "as the config says", "next": None,
-                             "step_ms": chosen.step_us / 1e3, "next_step_ms": None}  # fmt: skip
+        return (
+            own,
+            chosen,
+            {
+                "what": "bucket",
+                "chosen": own,
+                "why": "as the config says",
+                "next": None,
+                "step_ms": chosen.step_us / 1e3,
+                "next_step_ms": None,
+            },
+        )
     tried = {
         mib: chosen if mib == own else planner.predicted(exact, dataclasses.replace(dense, bucket_bytes=mib * 2**20))
         for mib in BUCKETS_MIB
@@ -321,11 +335,18 @@ def dense_bucket(planner: Planner, exact: StepSizes, chosen: Prediction) -> tupl
     best = min(tried, key=lambda mib: price(tried[mib]))
     best = 0.0 if price(tried[0.0]) <= (1 + BAND) * price(tried[best]) else best
     following = min((mib for mib in tried if mib != best), key=lambda mib: price(tried[mib]), default=None)
-    return best, tried[best], {
-        "what": "bucket", "chosen": best, "step_ms": tried[best].step_us / 1e3, "next": following,
-        "next_step_ms": None if following is None else tried[following].step_us / 1e3,
-        "why": "MiB of dense gradients that are sent at a time; 0: all after the backward pass",
-    }  # fmt: skip
+    return (
+        best,
+        tried[best],
+        {
+            "what": "bucket",
+            "chosen": best,
+            "step_ms": tried[best].step_us / 1e3,
+            "next": following,
+            "next_step_ms": None if following is None else tried[following].step_us / 1e3,
+            "why": "MiB of dense gradients that are sent at a time; 0: all after the backward pass",
+        },
+    )
 
 
 def _routing(
@@ -343,15 +364,35 @@ def _routing(
         fixed = "the plain rule: the machine file says nothing of routing"
     if fixed:
         routing = "auto" if planner.question.open_routing and not machine.shared else given
-        return routing, chosen, {"what": "routing", "chosen": given, "why": fixed, "next": None,
-                                 "step_ms": chosen.step_us / 1e3, "next_step_ms": None}  # fmt: skip
+        return (
+            routing,
+            chosen,
+            {
+                "what": "routing",
+                "chosen": given,
+                "why": fixed,
+                "next": None,
+                "step_ms": chosen.step_us / 1e3,
+                "next_step_ms": None,
+            },
+        )
     dense = dataclasses.replace(planner.question.dense, bucket_bytes=bucket * 2**20)
-    tried = {who: planner.predicted(dataclasses.replace(exact, host_routes=who == "host"), dense)
-             for who in ("host", "device")}  # fmt: skip
+    tried = {
+        who: planner.predicted(dataclasses.replace(exact, host_routes=who == "host"), dense)
+        for who in ("host", "device")
+    }
     slower = price(tried["device"]) * (1 + BAND)
     best = "device" if slower < price(tried["host"]) else "host"
     other = "host" if best == "device" else "device"
-    return best, tried[best], {
-        "what": "routing", "chosen": best, "step_ms": tried[best].step_us / 1e3, "next": other,
-        "next_step_ms": tried[other].step_us / 1e3, "why": "who finds the distinct rows of a batch",
-    }  # fmt: skip
+    return (
+        best,
+        tried[best],
+        {
+            "what": "routing",
+            "chosen": best,
+            "step_ms": tried[best].step_us / 1e3,
+            "next": other,
+            "next_step_ms": tried[other].step_us / 1e3,
+            "why": "who finds the distinct rows of a batch",
+        },
+    )

@@ -8,9 +8,16 @@ from typing import Any
 from recjax.planning.machine import Machine
 from recjax.utils.text import aligned
 
-_RATES = {"flops_f32": (1e9, "GFLOP/s"), "flops_bf16": (1e9, "GFLOP/s"), "memory": (1e9, "GB/s"),
-          "cache": (1e9, "GB/s"), "link": (1e9, "GB/s"), "disk_reads": (1.0, "reads/s"),
-          "disk_write": (1e9, "GB/s"), "disk_writes": (1.0, "writes/s")}  # fmt: skip
+_RATES = {
+    "flops_f32": (1e9, "GFLOP/s"),
+    "flops_bf16": (1e9, "GFLOP/s"),
+    "memory": (1e9, "GB/s"),
+    "cache": (1e9, "GB/s"),
+    "link": (1e9, "GB/s"),
+    "disk_reads": (1.0, "reads/s"),
+    "disk_write": (1e9, "GB/s"),
+    "disk_writes": (1.0, "writes/s"),
+}
 
 
 def with_note(machine: Machine, others: float | None, quick: bool) -> Machine:

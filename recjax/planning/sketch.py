@@ -141,14 +141,23 @@ def sketch(sizes: StepSizes, dense: DenseSizes, shared: bool = False) -> Graph:
         table, slots = 1.0 * c.buffer.rows * c.buffer.width * sizes.item_bytes, c.buffer.rows * c.buffer.slot_bytes
         written = table + 2 * c.buffer.rows * c.buffer.value_bytes
         # Gradients are scaled, the squares of each row averaged, and all rows written, whether they change or not.
-        works = [_pass("elementwise", 2 * table), _pass("reduce.rows", table), _pass("elementwise", written),
-                 _pass("elementwise", 4 * slots)]  # fmt: skip
+        works = [
+            _pass("elementwise", 2 * table),
+            _pass("reduce.rows", table),
+            _pass("elementwise", written),
+            _pass("elementwise", 4 * slots),
+        ]
         launches = 4 + 2 * c.buffer.slots
         write.kernel(c.buffer.name, "sparse_update", works, [*summed, good], launches)
     share = sizes.devices if dense.sharded else 1
     passes = (3 + 2 * dense.slots) * 4.0 * dense.values / share
-    write.kernel("dense_update", "dense_update", [_pass("elementwise", passes)], [*summed, good],
-                 launches=max(1, (2 + dense.slots) * dense.leaves))  # fmt: skip
+    write.kernel(
+        "dense_update",
+        "dense_update",
+        [_pass("elementwise", passes)],
+        [*summed, good],
+        launches=max(1, (2 + dense.slots) * dense.leaves),
+    )
     return Graph(tuple(write.nodes))
 
 
@@ -226,9 +235,13 @@ def _dense(write: _Writer, dense: DenseSizes, after: Sequence[int]) -> tuple[int
     last = write.kernel("loss", "loss", [_pass("elementwise", 32.0 * b)], [last], launches=8 * parts)
     gradients = []
     for k, n in reversed(dense.layers):
-        passed = write.kernel(f"layer {k}x{n}", "dense_backward",
-                              [_product(b, k, n, "nt", dense), _pass("elementwise", 3.0 * b * k * item)], [last],
-                              launches=2 * parts)  # fmt: skip
+        passed = write.kernel(
+            f"layer {k}x{n}",
+            "dense_backward",
+            [_product(b, k, n, "nt", dense), _pass("elementwise", 3.0 * b * k * item)],
+            [last],
+            launches=2 * parts,
+        )
         works = [_product(k, n, b, "tn", dense), _pass("reduce.columns", 1.0 * b * n * item)]
         made = write.kernel(f"layer {k}x{n}", "dense_backward", works, [last], launches=2 * parts)
         gradients.append((made, 4 * (k * n + n)))
@@ -290,8 +303,11 @@ def _dense_sums(
     if tables:  # sums without the counts of devices beside them
         moved = 2.0 * table_values * write.sizes.item_bytes
         summed = [write.kernel("slice", "grad_exchange", [_pass("copy", moved)], summed)]
-    return [write.kernel("divide", "dense_grads", [_pass("elementwise", 8.0 * dense.values)], summed,
-                         launches=max(1, dense.leaves))]  # fmt: skip
+    return [
+        write.kernel(
+            "divide", "dense_grads", [_pass("elementwise", 8.0 * dense.values)], summed, launches=max(1, dense.leaves)
+        )
+    ]
 
 
 def _row_gradients(write: _Writer, g: Rows, backward: int) -> int:
@@ -301,16 +317,20 @@ def _row_gradients(write: _Writer, g: Rows, backward: int) -> int:
     each, turns = _of_bags(g.ids, g.bags * sizes.samples)
     works = [_pass("copy", 2.0 * listed * row_bytes), *[_add(each, row_bytes, listed)] * turns]
     added = write.kernel(g.buffer.name, "pool_backward", works, [backward], launches=1 + 2 * turns)
-    return added if sizes.devices == 1 else write.all_to_all(
-        "grad_exchange", listed * g.back_bytes, [added], g.two_step
-    )  # fmt: skip
+    return (
+        added if sizes.devices == 1 else write.all_to_all("grad_exchange", listed * g.back_bytes, [added], g.two_step)
+    )
 
 
 def _coalesce(write: _Writer, buffer: Buffer, rows: float, after: Sequence[int]) -> int:
     """Gradients of the same row, from all devices, added up: put in order, and added to zeros that are copied first."""
     row_bytes = buffer.width * write.sizes.item_bytes
-    works = [*_sorted(rows), _pass("copy", 3.0 * rows * row_bytes), _rows_gather(rows, row_bytes, rows),
-             _add(rows, row_bytes, rows)]  # fmt: skip
+    works = [
+        *_sorted(rows),
+        _pass("copy", 3.0 * rows * row_bytes),
+        _rows_gather(rows, row_bytes, rows),
+        _add(rows, row_bytes, rows),
+    ]
     return write.kernel(buffer.name, "sparse_update", works, after, launches=24)
 
 
@@ -343,12 +363,18 @@ def _of_pieces(ids: float, sums: float) -> tuple[float, int]:
 
 def _statistic(write: _Writer, name: str, ids: float, streams: int, rows: float, after: int) -> int:
     """Means over rows whose columns lie with several owners: a number for each id, back and forth, stream by stream."""
-    own = write.kernel(name, "row_statistic", [_rows_gather(ids, _ID, rows), _pass("elementwise", 4 * _ID * ids)],
-                       [after], launches=6)  # fmt: skip
+    own = write.kernel(
+        name, "row_statistic", [_rows_gather(ids, _ID, rows), _pass("elementwise", 4 * _ID * ids)], [after], launches=6
+    )
     there = write.all_to_all("row_statistic", _ID * ids, [own])
     works = [w for _ in range(max(1, streams)) for w in (_gather_fused(ids, _ID, rows), _pass("elementwise", 20 * ids))]
-    summed = write.kernel(name, "row_statistic", [*works, *[_add(ids, _ID, ids)] * 3, _gather_fused(ids, _ID, ids)],
-                          [there], launches=3 * streams + 12)  # fmt: skip
+    summed = write.kernel(
+        name,
+        "row_statistic",
+        [*works, *[_add(ids, _ID, ids)] * 3, _gather_fused(ids, _ID, ids)],
+        [there],
+        launches=3 * streams + 12,
+    )
     return write.all_to_all("row_statistic", _ID * ids, [summed])
 
 

@@ -24,8 +24,18 @@ from recjax.tiers.disk import WRITE_BYTES
 from recjax.tiers.records import READ_BYTES, Cells, record_bytes
 from recjax.tiers.stage import split_by_owner
 
-COUNTS = ("hits", "misses", "first", "leaves", "reads", "pieces_read", "bytes_read", "writes", "pieces_written",
-          "bytes_written")  # fmt: skip
+COUNTS = (
+    "hits",
+    "misses",
+    "first",
+    "leaves",
+    "reads",
+    "pieces_read",
+    "bytes_read",
+    "writes",
+    "pieces_written",
+    "bytes_written",
+)
 Homes = dict[str, list[np.ndarray]]  # group name -> of each owner the distinct homes that a batch names, ascending
 
 
@@ -76,9 +86,11 @@ def homes_of(bound: BoundPlan, batch: Batch) -> Homes:
     found: Homes = {}
     for group in bound.cached:
         all_L = np.concatenate(
-            [codes(group, s, batch.bags[s.feature.reads].ids.ravel().astype(np.int32, copy=False))
-             for s in sources_of(bound, group)]
-        )  # fmt: skip
+            [
+                codes(group, s, batch.bags[s.feature.reads].ids.ravel().astype(np.int32, copy=False))
+                for s in sources_of(bound, group)
+            ]
+        )
         each = group.home_rows
         keys_U, _ = distinct(all_L[all_L >= 0], group.owners * each)  # others are hot
         found[group.name] = split_by_owner(group, keys_U)
@@ -178,9 +190,17 @@ class _Owner:
         writes, reread, written = self._write(self._before)
         self._before = moves.leave_K[: moves.leaving]
         return np.array(
-            [self.directory.hits - hits, self.directory.misses - misses, first, len(self._before), reads,
-             *(traffic + reread), writes, *written]
-        )  # fmt: skip
+            [
+                self.directory.hits - hits,
+                self.directory.misses - misses,
+                first,
+                len(self._before),
+                reads,
+                *(traffic + reread),
+                writes,
+                *written,
+            ]
+        )
 
     def _traffic(self, cells_C: np.ndarray, most_bytes: int) -> np.ndarray:
         """(Pieces, bytes) of ascending cells, int64 [2]."""

@@ -206,13 +206,23 @@ def modelled(run: Run, classes: dict[str, dict[str, Classes]]) -> dict[str, Any]
         in_memory = min(1.0, slots / max(1.0, sum(away.values())))
         for name, own in classes[group.name].items():
             device = min(own.touched(steps), held.rows_of(own))
-            parts[name] = {"device": device, "dram": away[name] * in_memory, "disk": away[name] * (1 - in_memory),
-                           "untouched": max(0.0, own.rows - device - away[name])}  # fmt: skip
+            parts[name] = {
+                "device": device,
+                "dram": away[name] * in_memory,
+                "disk": away[name] * (1 - in_memory),
+                "untouched": max(0.0, own.rows - device - away[name]),
+            }
     named = step["hits"] + step["misses"]
     return {
-        "hits": hits, "misses": misses, "parts": parts, "model_step": step, "model_hit_rate": hits / (hits + misses),
-        "steady_hits": step["hits"], "steady_misses": step["misses"], "steady_hit_rate": step["hits"] / named,
-    }  # fmt: skip
+        "hits": hits,
+        "misses": misses,
+        "parts": parts,
+        "model_step": step,
+        "model_hit_rate": hits / (hits + misses),
+        "steady_hits": step["hits"],
+        "steady_misses": step["misses"],
+        "steady_hit_rate": step["hits"] / named,
+    }
 
 
 def rates(run: Run, machine: Machine | None) -> dict[str, Quantity]:

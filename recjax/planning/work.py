@@ -15,17 +15,56 @@ from collections.abc import Iterable, Mapping, Sequence
 from recjax.utils.hlo import Array, Computation, Instruction, Program
 
 FREE = frozenset(
-    ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
-     "opt-barrier", "add-dependency", "domain", "get-dimension-size")
-)  # fmt: skip
+    (
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "after-all",
+        "partition-id",
+        "replica-id",
+        "opt-barrier",
+        "add-dependency",
+        "domain",
+        "get-dimension-size",
+    )
+)
 _MOVES = frozenset(
-    ("copy", "transpose", "concatenate", "slice", "pad", "broadcast", "reshape", "reverse", "iota", "dynamic-slice",
-     "dynamic-update-slice", "copy-start", "bitcast-convert", "custom-call")
-)  # fmt: skip
+    (
+        "copy",
+        "transpose",
+        "concatenate",
+        "slice",
+        "pad",
+        "broadcast",
+        "reshape",
+        "reverse",
+        "iota",
+        "dynamic-slice",
+        "dynamic-update-slice",
+        "copy-start",
+        "bitcast-convert",
+        "custom-call",
+    )
+)
 _TRANSCENDENTAL = frozenset(
-    ("exponential", "exponential-minus-one", "log", "log-plus-one", "tanh", "logistic", "power", "sine", "cosine",
-     "tan", "atan2", "erf", "cbrt")
-)  # fmt: skip
+    (
+        "exponential",
+        "exponential-minus-one",
+        "log",
+        "log-plus-one",
+        "tanh",
+        "logistic",
+        "power",
+        "sine",
+        "cosine",
+        "tan",
+        "atan2",
+        "erf",
+        "cbrt",
+    )
+)
 _SLICES = ("gather", "slice", "dynamic-slice")
 _UPDATES = ("scatter", "dynamic-update-slice")
 _WHOLE = ("dot", "sort", "reduce-window", "custom-call", "convolution", "fusion", "call")  # ask for all of an operand

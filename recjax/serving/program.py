@@ -60,8 +60,9 @@ def input_shapes(schema: Schema, user: Collection[str] = (), on_disk: Sequence[s
     sizes = dict(zip(names, jax.export.symbolic_shape(", ".join(names)), strict=True))
     bags = {f.name: sizes["u" if f.name in user else "b"] for f in schema.features}
     of = {name: f"l{number}" for number, name in enumerate(jagged)}
-    at: dict[str, Any] = {f.name: (sizes[of[f.name]],) if f.bag is None else (bags[f.name], f.bag)
-                          for f in schema.features}  # fmt: skip
+    at: dict[str, Any] = {
+        f.name: (sizes[of[f.name]],) if f.bag is None else (bags[f.name], f.bag) for f in schema.features
+    }
     like = jax.ShapeDtypeStruct
     return Shapes(
         {

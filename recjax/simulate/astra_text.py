@@ -91,9 +91,7 @@ def _layer(path: Path, number: int, words: list[str], activations: _Who, weights
         return Comm(collective, size * members if collective == "all_gather" else size, group, ranks)
 
     forward, back, weight, update = (float(_number(path, number, words[at])) for at in (2, 5, 8, 11))
-    return Layer(
-        words[0], forward, comm(3, activations), back, comm(6, activations), weight, comm(9, weights), update
-    )  # fmt: skip
+    return Layer(words[0], forward, comm(3, activations), back, comm(6, activations), weight, comm(9, weights), update)
 
 
 def _who(path: Path, kind: str, header: list[str], topology: Topology) -> tuple[_Who, _Who]:

@@ -21,13 +21,31 @@ if TYPE_CHECKING:
     from recjax.simulate.workload import Workload
 
 Print = Callable[[argparse.Namespace, Any, Callable[[], str]], None]
-_COLLECTIVES = ("all_reduce", "all_to_all", "reduce_scatter", "all_gather", "broadcast", "reduce",
-                "send_recv")  # fmt: skip
-_NETWORK = ("topology", "bandwidth", "latency", "endpoint_delay", "copy_latency", "chunks", "in_flight",
-            "no_congestion", "tcp_window", "ack_delay", "switch_buffer", "segment", "tcp_timeout",
-            "tcp_start", "shortcut")  # fmt: skip
-_OF_TCP = {"ack_delay": "0ns", "switch_buffer": "", "segment": "64KiB", "tcp_timeout": "10ms",
-           "tcp_start": "0"}  # defaults  # fmt: skip
+_COLLECTIVES = ("all_reduce", "all_to_all", "reduce_scatter", "all_gather", "broadcast", "reduce", "send_recv")
+_NETWORK = (
+    "topology",
+    "bandwidth",
+    "latency",
+    "endpoint_delay",
+    "copy_latency",
+    "chunks",
+    "in_flight",
+    "no_congestion",
+    "tcp_window",
+    "ack_delay",
+    "switch_buffer",
+    "segment",
+    "tcp_timeout",
+    "tcp_start",
+    "shortcut",
+)
+_OF_TCP = {
+    "ack_delay": "0ns",
+    "switch_buffer": "",
+    "segment": "64KiB",
+    "tcp_timeout": "10ms",
+    "tcp_start": "0",
+}  # defaults
 
 
 def add(
@@ -49,89 +67,182 @@ def add(
     """
     what = "predict collectives and whole iterations on a network, owned or not"
     simulate = verbs.add_parser(
-        "simulate", help=what, description=what[0].upper() + what[1:] + ".",
+        "simulate",
+        help=what,
+        description=what[0].upper() + what[1:] + ".",
         epilog="example: recjax simulate collective --collective all_to_all --topology switch:8 --bytes 4MiB "
         "--bandwidth 100Gb/s --latency 500ns",
-    )  # fmt: skip
+    )
     actions = simulate.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     one: argparse.ArgumentParser
-    one = verb(actions, "collective", lambda o: _each(o, one, show, _collective), "simulate one collective by itself",
-               "simulate collective --collective all_reduce --algorithm ring --topology switch:8 --bytes 1MiB "
-               "--bandwidth 50GiB/s --latency 500ns --endpoint-delay 10ns")  # fmt: skip
+    one = verb(
+        actions,
+        "collective",
+        lambda o: _each(o, one, show, _collective),
+        "simulate one collective by itself",
+        "simulate collective --collective all_reduce --algorithm ring --topology switch:8 --bytes 1MiB "
+        "--bandwidth 50GiB/s --latency 500ns --endpoint-delay 10ns",
+    )
     one.add_argument("--collective", required=True, type=lambda text: text.replace("-", "_"), choices=_COLLECTIVES)
-    one.add_argument("--algorithm", metavar="NAME", help="ring, direct, double_binary_tree, halving_doubling over all "
-                     "ranks (of broadcast and reduce: tree, ring, direct; of send_recv: direct, from the first rank to "
-                     "the last, or ring, from every rank to the next); or one for each dimension, as in ring,direct or "
-                     "hierarchical (default: ring; direct for all_to_all and send_recv, tree for broadcast and "
-                     "reduce)")  # fmt: skip
-    one.add_argument("--bytes", required=True, metavar="M", help="of the collective, as nccl-tests count: all-reduce, "
-                     "broadcast, reduce: the tensor; send_recv: the message; all-to-all: what a rank sends; "
-                     "reduce-scatter: its input; all-gather: its output")  # fmt: skip
+    one.add_argument(
+        "--algorithm",
+        metavar="NAME",
+        help="ring, direct, double_binary_tree, halving_doubling over all "
+        "ranks (of broadcast and reduce: tree, ring, direct; of send_recv: direct, from the first rank to "
+        "the last, or ring, from every rank to the next); or one for each dimension, as in ring,direct or "
+        "hierarchical (default: ring; direct for all_to_all and send_recv, tree for broadcast and "
+        "reduce)",
+    )
+    one.add_argument(
+        "--bytes",
+        required=True,
+        metavar="M",
+        help="of the collective, as nccl-tests count: all-reduce, "
+        "broadcast, reduce: the tensor; send_recv: the message; all-to-all: what a rank sends; "
+        "reduce-scatter: its input; all-gather: its output",
+    )
     _network_options(one, required=True, in_flight="chunks that a rank works on at a time (default: 64)")
     one.set_defaults(in_flight=64)
 
     whole: argparse.ArgumentParser
-    whole = verb(actions, "workload",
-                 lambda o: _each(o, whole, show, lambda one: _workload(one, whole, read_trace)),
-                 "simulate training iterations",
-                 "simulate workload hoti2020 batch_per_rank=256 --topology switch:16 --bandwidth 100Gb/s "
-                 "--latency 500ns --chunks 16 --scheduling lifo")  # fmt: skip
-    whole.add_argument("workload", metavar="DIR|FILE|PRESET", help="folder of a communication trace in any format "
-                       "(see `recjax trace`), text workload of ASTRA-sim 1, or hoti2020, the DLRM of Rashidi et al. "
-                       "(HOTI 2020)")  # fmt: skip
-    whole.add_argument("overrides", nargs="*", default=[], metavar="name=value", help="of a preset: shapes to change, "
-                       "such as parallelism=data tables=128 bottom=512-64")  # fmt: skip
-    whole.add_argument("--calibration", type=expanded, action="append", metavar="FILE", help="of a trace, in place of "
-                       "a network: what `recjax replay --sweep --out FILE` measured on as many devices; once for each "
-                       "number of ranks that its collectives have")  # fmt: skip
-    _network_options(whole, required=False, in_flight="chunks that a rank works on at a time, of each group of ranks "
-                     "(default: as many as --chunks, so a group does one collective after the other, as a communicator "
-                     "of NCCL on its stream; ASTRA-sim: 64)")  # fmt: skip
+    whole = verb(
+        actions,
+        "workload",
+        lambda o: _each(o, whole, show, lambda one: _workload(one, whole, read_trace)),
+        "simulate training iterations",
+        "simulate workload hoti2020 batch_per_rank=256 --topology switch:16 --bandwidth 100Gb/s "
+        "--latency 500ns --chunks 16 --scheduling lifo",
+    )
+    whole.add_argument(
+        "workload",
+        metavar="DIR|FILE|PRESET",
+        help="folder of a communication trace in any format "
+        "(see `recjax trace`), text workload of ASTRA-sim 1, or hoti2020, the DLRM of Rashidi et al. "
+        "(HOTI 2020)",
+    )
+    whole.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="name=value",
+        help="of a preset: shapes to change, such as parallelism=data tables=128 bottom=512-64",
+    )
+    whole.add_argument(
+        "--calibration",
+        type=expanded,
+        action="append",
+        metavar="FILE",
+        help="of a trace, in place of "
+        "a network: what `recjax replay --sweep --out FILE` measured on as many devices; once for each "
+        "number of ranks that its collectives have",
+    )
+    _network_options(
+        whole,
+        required=False,
+        in_flight="chunks that a rank works on at a time, of each group of ranks "
+        "(default: as many as --chunks, so a group does one collective after the other, as a communicator "
+        "of NCCL on its stream; ASTRA-sim: 64)",
+    )
     for collective in _COLLECTIVES:
-        whole.add_argument(f"--{collective.replace('_', '-')}", metavar="NAME",
-                           help="algorithm, as in `recjax simulate collective`")  # fmt: skip
-    whole.add_argument("--scheduling", choices=("fifo", "lifo"), default="fifo", help="whether the chunks of the "
-                       "collective issued first or last go first (default: fifo)")  # fmt: skip
-    whole.add_argument("--no-lateness", action="store_true", help="of a trace with times: ranks begin as soon as they "
-                       "may (default: as late as they did)")  # fmt: skip
+        whole.add_argument(
+            f"--{collective.replace('_', '-')}", metavar="NAME", help="algorithm, as in `recjax simulate collective`"
+        )
+    whole.add_argument(
+        "--scheduling",
+        choices=("fifo", "lifo"),
+        default="fifo",
+        help="whether the chunks of the collective issued first or last go first (default: fifo)",
+    )
+    whole.add_argument(
+        "--no-lateness",
+        action="store_true",
+        help="of a trace with times: ranks begin as soon as they may (default: as late as they did)",
+    )
     whole.add_argument("--iterations", type=int, default=1, metavar="N", help="of the training loop (default: 1)")
-    whole.add_argument("--out", type=expanded, metavar="DIR", help="also write simulation.png, simulation.json and "
-                       "trace.json (for ui.perfetto.dev) there")  # fmt: skip
+    whole.add_argument(
+        "--out",
+        type=expanded,
+        metavar="DIR",
+        help="also write simulation.png, simulation.json and trace.json (for ui.perfetto.dev) there",
+    )
 
     return actions
 
 
 def _network_options(to: argparse.ArgumentParser, required: bool, in_flight: str) -> None:
-    to.add_argument("--topology", required=required, metavar="KIND:SIZE,...", help="ring, fully_connected, switch, "
-                    "the innermost dimension first: switch:8, fully_connected:8,switch:4, torus:4x4")  # fmt: skip
-    to.add_argument("--bandwidth", required=required, metavar="RATE,...", help="of a link in one direction, one for "
-                    "all dimensions or one for each: 50GiB/s (2^30), 12.5GB/s (10^9), 100Gb/s (bits)")  # fmt: skip
+    to.add_argument(
+        "--topology",
+        required=required,
+        metavar="KIND:SIZE,...",
+        help="ring, fully_connected, switch, "
+        "the innermost dimension first: switch:8, fully_connected:8,switch:4, torus:4x4",
+    )
+    to.add_argument(
+        "--bandwidth",
+        required=required,
+        metavar="RATE,...",
+        help="of a link in one direction, one for "
+        "all dimensions or one for each: 50GiB/s (2^30), 12.5GB/s (10^9), 100Gb/s (bits)",
+    )
     to.add_argument("--latency", default="0ns", metavar="TIME,...", help="of a link, likewise (default: 0ns)")
-    to.add_argument("--endpoint-delay", default="0ns", metavar="TIME",
-                    help="of a rank, for every message it receives (default: 0ns)")  # fmt: skip
-    to.add_argument("--copy-latency", default="0ns", metavar="TIME",
-                    help="from device memory to the network, for the messages of a step (default: 0ns)")  # fmt: skip
-    to.add_argument("--chunks", type=int, default=1, metavar="N", help="to cut each collective into (default: 1). A "
-                    "chunk is stored whole at every hop before it goes on, so through a switch one chunk reaches half "
-                    "the bandwidth, 8 nearly all")  # fmt: skip
+    to.add_argument(
+        "--endpoint-delay",
+        default="0ns",
+        metavar="TIME",
+        help="of a rank, for every message it receives (default: 0ns)",
+    )
+    to.add_argument(
+        "--copy-latency",
+        default="0ns",
+        metavar="TIME",
+        help="from device memory to the network, for the messages of a step (default: 0ns)",
+    )
+    to.add_argument(
+        "--chunks",
+        type=int,
+        default=1,
+        metavar="N",
+        help="to cut each collective into (default: 1). A "
+        "chunk is stored whole at every hop before it goes on, so through a switch one chunk reaches half "
+        "the bandwidth, 8 nearly all",
+    )
     to.add_argument("--in-flight", type=int, metavar="N", help=in_flight)
-    to.add_argument("--no-congestion", action="store_true",
-                    help="messages do not wait for each other and count once, as in analytical models")  # fmt: skip
-    to.add_argument("--tcp-window", metavar="SIZE", help="simulate a transport like TCP: bytes that a pair of ranks "
-                    "has under way at most; with the options below")  # fmt: skip
+    to.add_argument(
+        "--no-congestion",
+        action="store_true",
+        help="messages do not wait for each other and count once, as in analytical models",
+    )
+    to.add_argument(
+        "--tcp-window",
+        metavar="SIZE",
+        help="simulate a transport like TCP: bytes that a pair of ranks has under way at most; with the options below",
+    )
     to.add_argument("--ack-delay", metavar="TIME", help="of a receiver (default: 0ns)")
     to.add_argument("--switch-buffer", metavar="SIZE", help="of a switch; what does not fit is lost (default: no end)")
     to.add_argument("--segment", metavar="SIZE", help="that is sent at once (default: 64KiB)")
-    to.add_argument("--tcp-timeout", metavar="TIME",
-                    help="until what was lost is sent again (default: 10ms)")  # fmt: skip
-    to.add_argument("--tcp-start", metavar="N", help="segments that a sender's own window begins with, which grows "
-                    "with acknowledgements and shrinks at a loss (default: 0, it has none)")  # fmt: skip
-    to.add_argument("--vary", action="append", default=[], metavar="NAME=A,B,...", help="simulate once with each of "
-                    "these values of an option, such as chunks=1,8 (or of a preset's shape); given several times, "
-                    "every combination; values with commas stand with semicolons between")  # fmt: skip
-    to.add_argument("--shortcut", choices=("auto", "never", "always"), default="auto", help="whether one rank may "
-                    "stand for all: where that is exact (default); always: an error where it is not")  # fmt: skip
+    to.add_argument("--tcp-timeout", metavar="TIME", help="until what was lost is sent again (default: 10ms)")
+    to.add_argument(
+        "--tcp-start",
+        metavar="N",
+        help="segments that a sender's own window begins with, which grows "
+        "with acknowledgements and shrinks at a loss (default: 0, it has none)",
+    )
+    to.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="NAME=A,B,...",
+        help="simulate once with each of "
+        "these values of an option, such as chunks=1,8 (or of a preset's shape); given several times, "
+        "every combination; values with commas stand with semicolons between",
+    )
+    to.add_argument(
+        "--shortcut",
+        choices=("auto", "never", "always"),
+        default="auto",
+        help="whether one rank may stand for all: where that is exact (default); always: an error where it is not",
+    )
 
 
 def _topology(options: argparse.Namespace) -> Topology:
@@ -213,8 +324,11 @@ def _each(
             one.out = options.out / name.replace("/", "_")
         log.info(f"simulate: {name}")
         runs[name], _ = simulated(one)
-    show(options, {"runs": [{"varied": name, **found} for name, found in runs.items()]},
-         lambda: varied.compared([*runs], [*runs.values()]))  # fmt: skip
+    show(
+        options,
+        {"runs": [{"varied": name, **found} for name, found in runs.items()]},
+        lambda: varied.compared([*runs], [*runs.values()]),
+    )
 
 
 def _collective(options: argparse.Namespace) -> tuple[dict[str, Any], str]:

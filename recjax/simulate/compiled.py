@@ -120,11 +120,21 @@ class CompiledEngine:
         buffers = {switch: number for number, switch in enumerate(dict.fromkeys(place[0] for place in places if place))}
         buffer_of = np.array([buffers[place[0]] if place else -1 for place in places], np.int32)
         ports = np.array([place[1] if place else 0.0 for place in places])
-        whole = _integers([
-            len(places), network.actors, endpoint_ticks, copy_ticks, congestion, tcp is not None,
-            network.stands_for == 1, bool(tcp and tcp.start_segments), len(buffers),
-            min(round(tcp.timeout_ns * TICKS_PER_NS), _LATEST) if tcp else 0,
-        ], _LATEST)  # fmt: skip
+        whole = _integers(
+            [
+                len(places),
+                network.actors,
+                endpoint_ticks,
+                copy_ticks,
+                congestion,
+                tcp is not None,
+                network.stands_for == 1,
+                bool(tcp and tcp.start_segments),
+                len(buffers),
+                min(round(tcp.timeout_ns * TICKS_PER_NS), _LATEST) if tcp else 0,
+            ],
+            _LATEST,
+        )
         real = [tcp.window_bytes, tcp.most_segment_bytes, tcp.first_window_bytes, tcp.room_bytes] if tcp else [0.0] * 4
         given = whole, np.array(real), _integers(network.latency), buffer_of, ports
         self._handle = loaded.recjax_simulator_new(*(array.ctypes.data for array in given))
@@ -214,12 +224,23 @@ class CompiledEngine:
             links += ways
             ticks += busy
         stride = (program.most_sends + 1) * HOPS
-        arrays = (first, np.array(program.receives, np.int32), _integers(whole), np.array(sizes, float),
-                  np.array(links, np.int32), _integers(ticks))  # fmt: skip
+        arrays = (
+            first,
+            np.array(program.receives, np.int32),
+            _integers(whole),
+            np.array(sizes, float),
+            np.array(links, np.int32),
+            _integers(ticks),
+        )
         number = self._library.recjax_simulator_program(
-            self._handle, len(program.sends), program.starts_with_delay, program.sender_waits, stride,
-            len(self._connections), *(array.ctypes.data for array in arrays),
-        )  # fmt: skip
+            self._handle,
+            len(program.sends),
+            program.starts_with_delay,
+            program.sender_waits,
+            stride,
+            len(self._connections),
+            *(array.ctypes.data for array in arrays),
+        )
         known_now = self._programs[id(program)] = number, stride * (len(program.sends) + 1), program
         return known_now
 

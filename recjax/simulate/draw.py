@@ -13,8 +13,17 @@ from recjax.utils.plots import GREY, PALETTE, figure, legend_beside, png, stacke
 from recjax.utils.units import time_text
 
 _RANKS = 16  # whose operations the trace shows at most
-_KINDS = ("compute", "all_reduce", "all_to_all", "all_gather", "reduce_scatter", "exposed", "broadcast", "reduce",
-          "send_recv")  # fmt: skip
+_KINDS = (
+    "compute",
+    "all_reduce",
+    "all_to_all",
+    "all_gather",
+    "reduce_scatter",
+    "exposed",
+    "broadcast",
+    "reduce",
+    "send_recv",
+)
 COLOURS = dict(zip(_KINDS, PALETTE, strict=False))
 
 
@@ -101,8 +110,18 @@ def chrome_trace(result: Played) -> dict[str, Any]:
                 ready = float(result.ready[i, actor])
                 details |= {"bytes": operation.bytes, "queued_us": (start - ready) / 1e3}
             details["exposed_us"] = float(result.waited[i, actor]) / 1e3
-            events.append({"name": operation.name, "cat": kind, "ph": "X", "pid": actor, "tid": row,
-                           "ts": start / 1e3, "dur": (end - start) / 1e3, "args": details})  # fmt: skip
+            events.append(
+                {
+                    "name": operation.name,
+                    "cat": kind,
+                    "ph": "X",
+                    "pid": actor,
+                    "tid": row,
+                    "ts": start / 1e3,
+                    "dur": (end - start) / 1e3,
+                    "args": details,
+                }
+            )
             rows = max(rows, row)
         whole = f"rank {actor}" + (" (stands for all)" if getattr(result, "shortcut", "") else "")
         events.append({"name": "process_name", "ph": "M", "pid": actor, "args": {"name": whole}})

@@ -65,9 +65,13 @@ def simulate(
 
 
 def _played(
-    workload: Workload, topology: Topology, system: System, network: Callable[[], Network], watch: Watch | None,
+    workload: Workload,
+    topology: Topology,
+    system: System,
+    network: Callable[[], Network],
+    watch: Watch | None,
     *how: str,
-) -> Result:  # fmt: skip
+) -> Result:
     """Plays it on such a network; `how`: as in `_Execution.result`."""
     try:
         return _Execution(workload, topology, system, network(), watch).result(*how)
@@ -115,9 +119,14 @@ class _Execution:
     """One play of a workload."""
 
     def __init__(
-        self, workload: Workload, topology: Topology, system: System, network: Network, watch: Watch | None,
+        self,
+        workload: Workload,
+        topology: Topology,
+        system: System,
+        network: Network,
+        watch: Watch | None,
         plain: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.workload, self.topology, self.system, self.network = workload, topology, system, network
         operations, actors = workload.operations, network.actors
         self.durations = [self._ticks(operation, operation.duration_ns) for operation in operations]
@@ -170,9 +179,23 @@ class _Execution:
         lateness[computes] = (late * np.array(self.members, float).reshape(late.shape))[computes]
         used = {link: size for link, size in enumerate(self.engine.bytes_on) if size}
         scale, lost = 1 / TICKS_PER_NS, self.engine.lost * self.network.stands_for
-        return Result(self.workload, float(end.max()) * scale, self.ready * scale, self.started * scale,
-                      self.finished * scale, waited * scale, lateness * scale, self.topology, self.system, shortcut,
-                      refused, used, self.network, self.engine.events, lost)  # fmt: skip
+        return Result(
+            self.workload,
+            float(end.max()) * scale,
+            self.ready * scale,
+            self.started * scale,
+            self.finished * scale,
+            waited * scale,
+            lateness * scale,
+            self.topology,
+            self.system,
+            shortcut,
+            refused,
+            used,
+            self.network,
+            self.engine.events,
+            lost,
+        )
 
     # --- before it starts ---
 

@@ -86,7 +86,7 @@ def training_loop(
                 layer=labels[i],
                 phase=phase,
                 priority=int(first),
-            )  # fmt: skip
+            )
         )
         return made[-1].name
 

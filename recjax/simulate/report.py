@@ -114,16 +114,18 @@ def of_played(result: Played) -> dict[str, Any]:
             layer["compute_ns"] += float(spans[i, last])
             continue
         latency = float((result.finished[i] - result.ready[i]).max())
-        layer["collectives"].append({
-            "name": operation.name,
-            "collective": operation.collective,
-            "phase": operation.phase,
-            "bytes": operation.bytes or max((sum(row) for row in operation.splits), default=0.0),
-            "raw_latency_ns": rounded(latency),
-            "last_ns": rounded(float(spans[i, _members(operation, spans.shape[1])].min())),
-            "queued_ns": rounded(float((result.started[i] - result.ready[i]).max())),
-            "exposed_ns": rounded(float(result.waited[i, last])),
-        })  # fmt: skip
+        layer["collectives"].append(
+            {
+                "name": operation.name,
+                "collective": operation.collective,
+                "phase": operation.phase,
+                "bytes": operation.bytes or max((sum(row) for row in operation.splits), default=0.0),
+                "raw_latency_ns": rounded(latency),
+                "last_ns": rounded(float(spans[i, _members(operation, spans.shape[1])].min())),
+                "queued_ns": rounded(float((result.started[i] - result.ready[i]).max())),
+                "exposed_ns": rounded(float(result.waited[i, last])),
+            }
+        )
     compute = float(spans[computes, last].sum())
     exposed = float(result.waited[:, last].sum())
     late = sum(layer["late_ns"] for layer in layers.values())
@@ -196,8 +198,14 @@ def _layers_text(found: dict[str, Any]) -> str:
         for c in layer["collectives"] or [None]:
             cells = [""] * 6
             if c:
-                cells = [c["collective"], c["phase"], size_text(c["bytes"]), time_text(c["raw_latency_ns"]),
-                         time_text(c["last_ns"]), time_text(c["queued_ns"])]  # fmt: skip
+                cells = [
+                    c["collective"],
+                    c["phase"],
+                    size_text(c["bytes"]),
+                    time_text(c["raw_latency_ns"]),
+                    time_text(c["last_ns"]),
+                    time_text(c["queued_ns"]),
+                ]
             rows.append([*row, *cells])
             row = [""] * len(row)
     return table(rows)
@@ -226,14 +234,16 @@ def links(result: Result) -> list[dict[str, Any]]:
     found = []
     for (dimension, kind), used in sorted(kinds.items()):
         count = len(used) * each
-        found.append({
-            "dimension": dimension,
-            "links": kind,
-            "count": count,
-            "bytes": sum(size * each for size, _ in used),
-            "mean_utilisation": sum(busy * each for _, busy in used) / count,
-            "most_utilisation": max(busy for _, busy in used),
-        })  # fmt: skip
+        found.append(
+            {
+                "dimension": dimension,
+                "links": kind,
+                "count": count,
+                "bytes": sum(size * each for size, _ in used),
+                "mean_utilisation": sum(busy * each for _, busy in used) / count,
+                "most_utilisation": max(busy for _, busy in used),
+            }
+        )
     return found
 
 

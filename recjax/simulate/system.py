@@ -15,8 +15,15 @@ from recjax.simulate.tcp import Tcp
 from recjax.simulate.topology import Topology
 from recjax.simulate.workload import Workload
 
-DEFAULT_ALGORITHMS = {"all_reduce": "ring", "reduce_scatter": "ring", "all_gather": "ring", "all_to_all": "direct",
-                      "broadcast": "tree", "reduce": "tree", "send_recv": "direct"}  # fmt: skip
+DEFAULT_ALGORITHMS = {
+    "all_reduce": "ring",
+    "reduce_scatter": "ring",
+    "all_gather": "ring",
+    "all_to_all": "direct",
+    "broadcast": "tree",
+    "reduce": "tree",
+    "send_recv": "direct",
+}
 
 
 @dataclasses.dataclass(frozen=True)

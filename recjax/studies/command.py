@@ -31,8 +31,11 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], overrides: Cal
       overrides: adds the settings of a config to a parser.
       show: prints a result: (options, object for --json, text).
     """
-    study = verbs.add_parser("study", help="reproduce a published study: trainings, measures, figures",
-                             epilog="example: recjax study tiers --out studies/tiers")  # fmt: skip
+    study = verbs.add_parser(
+        "study",
+        help="reproduce a published study: trainings, measures, figures",
+        epilog="example: recjax study tiers --out studies/tiers",
+    )
     actions = study.add_subparsers(title="studies", metavar="NAME", required=True)
 
     def new(
@@ -43,70 +46,154 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], overrides: Cal
         made.set_defaults(tunables=True)
         return made
 
-    one = verb(actions, "replicas", lambda o: _replicas(o, show),
-               "replica groups with tables of their own, after the distributed DLRM of UW-Madison",
-               "study replicas movietweetings --out studies/replicas")  # fmt: skip
-    one.add_argument("preset", nargs="?", default="", help=f"what to train on what (default: {_PRESET}, or yelp with "
-                     "--data); train.batch_size is that of two groups, mesh.devices those of four")  # fmt: skip
+    one = verb(
+        actions,
+        "replicas",
+        lambda o: _replicas(o, show),
+        "replica groups with tables of their own, after the distributed DLRM of UW-Madison",
+        "study replicas movietweetings --out studies/replicas",
+    )
+    one.add_argument(
+        "preset",
+        nargs="?",
+        default="",
+        help=f"what to train on what (default: {_PRESET}, or yelp with "
+        "--data); train.batch_size is that of two groups, mesh.devices those of four",
+    )
     overrides(one)
-    one.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder of the report, its pictures "
-                     "and replicas.json: the same command goes on with what is left")  # fmt: skip
-    one.add_argument("--data", type=expanded, metavar="DIR", help="folder of Yelp's files, which are then prepared and "
-                     "studied twice: with a row for each business, as the source has it, and for each review, of what "
-                     "was known before it")  # fmt: skip
-    one.add_argument("--full", action="store_true", help="6,000 iterations a training, measured every 200, three seeds "
-                     "of all, 2,000 timed one by one: hours")  # fmt: skip
+    one.add_argument(
+        "--out",
+        type=out_folder,
+        required=True,
+        metavar="DIR",
+        help="folder of the report, its pictures and replicas.json: the same command goes on with what is left",
+    )
+    one.add_argument(
+        "--data",
+        type=expanded,
+        metavar="DIR",
+        help="folder of Yelp's files, which are then prepared and "
+        "studied twice: with a row for each business, as the source has it, and for each review, of what "
+        "was known before it",
+    )
+    one.add_argument(
+        "--full",
+        action="store_true",
+        help="6,000 iterations a training, measured every 200, three seeds of all, 2,000 timed one by one: hours",
+    )
     one.add_argument("--iterations", type=int, metavar="N", help="of each training (default: 300, or 6,000)")
     one.add_argument("--every", type=int, metavar="N", help="iterations between measures (default: 50, or 200)")
     one.add_argument("--seeds", type=int, metavar="N", help="trainings of each kind (default: 3)")
-    one.add_argument("--timed", type=int, metavar="N", help="iterations of a profile, of which parts are the mean; 0 "
-                     "leaves out all times (default: 20, or 100)")  # fmt: skip
+    one.add_argument(
+        "--timed",
+        type=int,
+        metavar="N",
+        help="iterations of a profile, of which parts are the mean; 0 leaves out all times (default: 20, or 100)",
+    )
     one.add_argument("--series", type=int, metavar="N", help="iterations timed one by one (default: 100, or 2,000)")
     add_hoti2020(actions, verb, show, "study")
-    seen = new("foresight", _foresight, "measure how far predictions are off, and whether plans are ranked right",
-               "--out studies/foresight", "folder of the campaign: the same command goes on with what is left of "
-               "it")  # fmt: skip
-    seen.add_argument("--full", action="store_true", help="60 random models on one device, 30 on more, 20 plans of 5 "
-                      "workloads on 2 and 8 devices, ten times seven changes: hours, which should be quiet "
-                      "ones")  # fmt: skip
+    seen = new(
+        "foresight",
+        _foresight,
+        "measure how far predictions are off, and whether plans are ranked right",
+        "--out studies/foresight",
+        "folder of the campaign: the same command goes on with what is left of it",
+    )
+    seen.add_argument(
+        "--full",
+        action="store_true",
+        help="60 random models on one device, 30 on more, 20 plans of 5 "
+        "workloads on 2 and 8 devices, ten times seven changes: hours, which should be quiet "
+        "ones",
+    )
     seen.add_argument("--machine", default="", metavar="FILE", help="to predict on (default: this one, measured first)")
-    seen.add_argument("--minutes", type=float, metavar="N", help="stop after so many; 0: when all is done (default: "
-                      "10, with --full 0)")  # fmt: skip
+    seen.add_argument(
+        "--minutes",
+        type=float,
+        metavar="N",
+        help="stop after so many; 0: when all is done (default: 10, with --full 0)",
+    )
     seen.add_argument("--seed", type=int, default=0, metavar="N", help="of the random models (default: 0)")
     seen.add_argument("--no-published", action="store_true", help="leave out model A on 128 V100")
-    chu = new("communication", _communication, "communication by size, placement, buckets and precision, after Chu "
-              "et al. (Meta)", "--out studies/communication")  # fmt: skip
-    chu.add_argument("--full", action="store_true", help="compile model A whole, 793 billion parameters, in 3 GB of "
-                     "memory: a minute or less for each of 9 cases (default: every 8th table)")  # fmt: skip
+    chu = new(
+        "communication",
+        _communication,
+        "communication by size, placement, buckets and precision, after Chu et al. (Meta)",
+        "--out studies/communication",
+    )
+    chu.add_argument(
+        "--full",
+        action="store_true",
+        help="compile model A whole, 793 billion parameters, in 3 GB of "
+        "memory: a minute or less for each of 9 cases (default: every 8th table)",
+    )
     chu.add_argument("--ranks", type=int, default=128, metavar="N", help="to compile for (default: 128, as there)")
-    chu.add_argument("--devices", type=int, metavar="N", help="to measure on; 0: nothing is measured (default: all "
-                     "that the machine has, its cores if it has no accelerator)")  # fmt: skip
-    hot = new("hot_rows", _hot_rows, "copies of the rows in most batches, after P2RES",
-              "bench_kaggle16 data.max_rows=100000 --out studies/hot_rows", "folder of the report")  # fmt: skip
+    chu.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="to measure on; 0: nothing is measured (default: all "
+        "that the machine has, its cores if it has no accelerator)",
+    )
+    hot = new(
+        "hot_rows",
+        _hot_rows,
+        "copies of the rows in most batches, after P2RES",
+        "bench_kaggle16 data.max_rows=100000 --out studies/hot_rows",
+        "folder of the report",
+    )
     hot.add_argument("preset", help="what to train on what")
     overrides(hot)
-    hot.add_argument("--rows", default="", metavar="K,...", help="numbers of hot rows (default: 1000,4000,"
-                     "16000; with --choice 64, 256, 1024, ... 131072)")  # fmt: skip
+    hot.add_argument(
+        "--rows",
+        default="",
+        metavar="K,...",
+        help="numbers of hot rows (default: 1000,4000,16000; with --choice 64, 256, 1024, ... 131072)",
+    )
     hot.add_argument("--devices", default="2,8", metavar="N,...", help="numbers of devices (default: 2,8)")
-    hot.add_argument("--hosts", default="2", metavar="H,...", help="numbers of hosts in which these stand where copies "
-                     "on hosts are counted; 0: none are (default: 2)")  # fmt: skip
+    hot.add_argument(
+        "--hosts",
+        default="2",
+        metavar="H,...",
+        help="numbers of hosts in which these stand where copies on hosts are counted; 0: none are (default: 2)",
+    )
     hot.add_argument("--batches", type=int, default=100, metavar="N", help="whose ids are counted (default: 100)")
-    hot.add_argument("--rounds", type=int, default=5, metavar="N", help="turns that each way to hold the tables has; 0 "
-                     "leaves out the times (default: 5)")  # fmt: skip
+    hot.add_argument(
+        "--rounds",
+        type=int,
+        default=5,
+        metavar="N",
+        help="turns that each way to hold the tables has; 0 leaves out the times (default: 5)",
+    )
     hot.add_argument("--steps", type=int, default=4, metavar="N", help="of a turn (default: 4)")
-    hot.add_argument("--choice", default="", metavar="FILE", help="a machine: measure steps with numbers of hot rows, "
-                     "and with the one that auto chooses by it, and nothing else")  # fmt: skip
-    disk = new("sdm", _sdm, "inference from disk: caches of rows and of pooled bags", "--out studies/sdm",
-               "folder for the report; its exports, of some 200 MB, are kept there")  # fmt: skip
+    hot.add_argument(
+        "--choice",
+        default="",
+        metavar="FILE",
+        help="a machine: measure steps with numbers of hot rows, "
+        "and with the one that auto chooses by it, and nothing else",
+    )
+    disk = new(
+        "sdm",
+        _sdm,
+        "inference from disk: caches of rows and of pooled bags",
+        "--out studies/sdm",
+        "folder for the report; its exports, of some 200 MB, are kept there",
+    )
     disk.add_argument("--rows", type=int, default=200_000, metavar="N", help="of each table on disk (default: 200000)")
     disk.add_argument("--tables", type=int, default=8, metavar="N", help="on disk (default: 8)")
-    disk.add_argument("--shares", default="0.02,0.05,0.1,0.2", metavar="X,...", help="sizes of the cache, as shares of "
-                      "the rows (default: 0.02,0.05,0.1,0.2)")  # fmt: skip
+    disk.add_argument(
+        "--shares",
+        default="0.02,0.05,0.1,0.2",
+        metavar="X,...",
+        help="sizes of the cache, as shares of the rows (default: 0.02,0.05,0.1,0.2)",
+    )
     disk.add_argument("--seconds", type=float, default=4, metavar="S", help="of each measurement (default: 4)")
     tiers = new("tiers", _tiers, "tables larger than memory: hits, steps, nodes, after MTrainS", "--out studies/tiers")
     tiers.add_argument("--full", action="store_true", help="larger tables, more sizes and rounds: an hour or so")
-    tiers.add_argument("--disk", default="", metavar="DIR", help="also measure steps with half of the rows in a file "
-                       "there")  # fmt: skip
+    tiers.add_argument(
+        "--disk", default="", metavar="DIR", help="also measure steps with half of the rows in a file there"
+    )
     tiers.add_argument("--no-times", action="store_true", help="leave out what has to be measured")
 
 
@@ -120,14 +207,27 @@ def add_hoti2020(actions: Any, verb: Callable[..., argparse.ArgumentParser], sho
       of: the verb's name, "study" or "simulate".
     """
     run = functools.partial(_run, _hoti2020, "hoti2020", show)
-    made = verb(actions, "hoti2020", run, "reproduce the study of Rashidi et al. (HOTI 2020)",
-                f"{of} hoti2020 --experiments systems --ranks 16 --chunks 2 --out hoti2020")  # fmt: skip
+    made = verb(
+        actions,
+        "hoti2020",
+        run,
+        "reproduce the study of Rashidi et al. (HOTI 2020)",
+        f"{of} hoti2020 --experiments systems --ranks 16 --chunks 2 --out hoti2020",
+    )
     made.add_argument("--ranks", type=int, default=128, metavar="N", help="GPUs, 8 a node (default: 128, as there)")
-    made.add_argument("--chunks", type=int, metavar="N", help="to cut collectives into, where they are not what "
-                      "varies; at most 128 in hierarchical systems (default: 32, with --full 1024)")  # fmt: skip
+    made.add_argument(
+        "--chunks",
+        type=int,
+        metavar="N",
+        help="to cut collectives into, where they are not what "
+        "varies; at most 128 in hierarchical systems (default: 32, with --full 1024)",
+    )
     made.add_argument("--full", action="store_true", help="as many chunks as in the study: hours without kernels")
-    made.add_argument("--experiments", metavar="NAME,...", help="some of them: systems, flops, in_flight, "
-                      "chunk_counts, copies, lone_all_reduce, transport (default: all)")  # fmt: skip
+    made.add_argument(
+        "--experiments",
+        metavar="NAME,...",
+        help="some of them: systems, flops, in_flight, chunk_counts, copies, lone_all_reduce, transport (default: all)",
+    )
     made.add_argument("--out", type=out_folder, required=True, metavar="DIR", help=_OUT)
 
 
@@ -161,8 +261,10 @@ def _replicas(options: argparse.Namespace, show: Print) -> None:
         show(options, result, lambda: f"{report.to_text(made)}\n\nin {options.out}: {', '.join(result['files'])}")
         return
     found = replicas.on_yelp(presets.load(preset or "yelp", overrides), options.data, options.out, how)
-    texts = [f"{report.to_text(made)}\n\nin {options.out / per}: {', '.join(of['files'])}"
-             for per, (of, made) in found.items()]  # fmt: skip
+    texts = [
+        f"{report.to_text(made)}\n\nin {options.out / per}: {', '.join(of['files'])}"
+        for per, (of, made) in found.items()
+    ]
     show(options, {per: of for per, (of, _) in found.items()}, lambda: "\n\n".join(texts))
 
 

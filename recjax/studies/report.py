@@ -186,8 +186,13 @@ def write(report: Report, result: Mapping[str, Any], out: Path) -> list[str]:
 def to_json(report: Report) -> dict[str, Any]:
     """The comparison as plain data: "title", "source", "about", "rows" (of dicts as `Row`), "assumptions"."""
     rows = [dataclasses.asdict(row) for row in report.rows]
-    return {"title": report.title, "source": report.source, "about": dict(report.about), "rows": rows,
-            "assumptions": list(report.assumptions)}  # fmt: skip
+    return {
+        "title": report.title,
+        "source": report.source,
+        "about": dict(report.about),
+        "rows": rows,
+        "assumptions": list(report.assumptions),
+    }
 
 
 def percent(share: float | None, digits: int = 1) -> str:

@@ -87,8 +87,11 @@ def draw(sweep: Sweep, results: Sequence[dict[str, Any]], out_png: Path) -> bool
     if not done or not drawn:
         return False
     split = "test" if all(math.isnan(measure(result, "validation.auc")) for result in done) else "validation"
-    panels_of = {f"{split}.auc": f"{split} AUC", f"{split}.logloss": f"{split} log loss (nats)",
-                 "samples_per_s": "samples/s"}  # fmt: skip
+    panels_of = {
+        f"{split}.auc": f"{split} AUC",
+        f"{split}.logloss": f"{split} log loss (nats)",
+        "samples_per_s": "samples/s",
+    }
     figure = plots.figure(4.8 * len(drawn), 3.4 * len(panels_of))
     missing = len(results) - len(done)
     left_out = f"\n(without {missing} of {len(results)} runs, not done)" if missing else ""

@@ -116,10 +116,11 @@ class Search:
         """All that must stay the same for one study, as JSON."""
         return {
             "preset and overrides": presets.run_hash(self.base),
-            "search": [dataclasses.asdict(dimension) | {"choices": list(dimension.choices)}
-                       for dimension in self.dimensions],
+            "search": [
+                dataclasses.asdict(dimension) | {"choices": list(dimension.choices)} for dimension in self.dimensions
+            ],
             "sort": self.sort,
-        }  # fmt: skip
+        }
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -209,8 +210,9 @@ def _dimension(key: str, value: Any) -> Dimension:
             raise ConfigError(f"{place} holds {twice[0]} twice. Leave one out.")
         return Dimension(key, texts)
     if not isinstance(value, dict):
-        raise ConfigError(f"{place} is {json.dumps(value, default=str)}; expected a list of values, or a range: "
-                          f"{example}.")  # fmt: skip
+        raise ConfigError(
+            f"{place} is {json.dumps(value, default=str)}; expected a list of values, or a range: {example}."
+        )
     if strange := [name for name in value if name not in _RANGE]:
         raise ConfigError(f"{place}: unknown key {strange[0]!r}. A range has {', '.join(_RANGE)}.")
     low, high, log, step = (value.get(name) for name in _RANGE)  # None: not given

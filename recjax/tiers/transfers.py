@@ -25,10 +25,20 @@ _THREADS = 16  # that wait for the disk
 _LEAST = 8  # pieces for which another thread is worth it
 _READ, _WRITE = 0, 1  # codes of a command
 # Of linux/aio_abi.h, as processors of small end first have it.
-_COMMAND = np.dtype([
-    ("data", "<u8"), ("key", "<u4"), ("flags", "<u4"), ("code", "<u2"), ("priority", "<i2"), ("descriptor", "<u4"),
-    ("address", "<u8"), ("length", "<u8"), ("place", "<i8"), ("more", "<u8", 2),
-])  # fmt: skip
+_COMMAND = np.dtype(
+    [
+        ("data", "<u8"),
+        ("key", "<u4"),
+        ("flags", "<u4"),
+        ("code", "<u2"),
+        ("priority", "<i2"),
+        ("descriptor", "<u4"),
+        ("address", "<u8"),
+        ("length", "<u8"),
+        ("place", "<i8"),
+        ("more", "<u8", 2),
+    ]
+)
 _EVENT = np.dtype([("data", "<u8"), ("command", "<u8"), ("got", "<i8"), ("got_2", "<i8")])
 _NUMBERS = {  # of the calls io_setup, io_destroy, io_getevents, io_submit
     "x86_64": (206, 207, 208, 209),

@@ -46,9 +46,21 @@ from recjax.train.trainer import Trainer, build_trainer
 
 Timelines = dict[tuple[int, int], tuple[profile.Span, ...]]  # (rank, step) -> what ran
 UNTIMED = 3  # steps before the first one that is recorded: they compile, and fill the pipeline
-_DTYPES = {"pred": "bool", "s8": "int8", "u8": "uint8", "s16": "int16", "u16": "uint16", "s32": "int32",
-           "u32": "uint32", "s64": "int64", "u64": "uint64", "f16": "float16", "bf16": "bfloat16", "f32": "float32",
-           "f64": "float64"}  # as the program's text has them -> as NumPy does  # fmt: skip
+_DTYPES = {
+    "pred": "bool",
+    "s8": "int8",
+    "u8": "uint8",
+    "s16": "int16",
+    "u16": "uint16",
+    "s32": "int32",
+    "u32": "uint32",
+    "s64": "int64",
+    "u64": "uint64",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f32": "float32",
+    "f64": "float64",
+}  # as the program's text has them -> as NumPy does
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,10 +229,12 @@ def _gathered(done: list[Step], times: Timelines) -> tuple[list[Step], Timelines
     if distributed.processes() == 1:
         return done, times
     counts = [
-        {name: [None if x is None else np.asarray(x).tolist() for x in (c.counts_NxO, c.handed_NxE)]
-         for name, c in step.counts.items()}
+        {
+            name: [None if x is None else np.asarray(x).tolist() for x in (c.counts_NxO, c.handed_NxE)]
+            for name, c in step.counts.items()
+        }
         for step in done
-    ]  # fmt: skip
+    ]
     spans = [[rank, number, [dataclasses.astuple(s) for s in found]] for (rank, number), found in times.items()]
     gathered = [json.loads(text) for text in distributed.gather("what it recorded", json.dumps([counts, spans]))]
     whole = []

@@ -34,85 +34,167 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
       overrides: adds the settings of a config to a parser.
       preset: the help of a preset's name.
     """
-    made = verb("trace", trace, "record the communication of training steps",
-                "trace movietweetings mesh.devices=8 --steps 5 --out traces/first")  # fmt: skip
+    made = verb(
+        "trace",
+        trace,
+        "record the communication of training steps",
+        "trace movietweetings mesh.devices=8 --steps 5 --out traces/first",
+    )
     made.add_argument("preset", help=preset)
     overrides(made)
     made.add_argument("--steps", type=int, metavar="K", help="steps to record (default: 5)")
-    made.add_argument("--compile", action="store_true", help="compile a step and do not run it: for any number of "
-                      "devices, owned or not, without times unless --machine is given")  # fmt: skip
-    made.add_argument("--machine", metavar="FILE", help="with --compile: predict the times on what `recjax calibrate` "
-                      "wrote, or on a machine that is shipped, such as h200; then `simulate workload` has all it "
-                      "needs")  # fmt: skip
-    made.add_argument("--alone", action="store_true",
-                      help="place all batches first, so that nothing of the host's runs beside the steps")  # fmt: skip
+    made.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile a step and do not run it: for any number of "
+        "devices, owned or not, without times unless --machine is given",
+    )
+    made.add_argument(
+        "--machine",
+        metavar="FILE",
+        help="with --compile: predict the times on what `recjax calibrate` "
+        "wrote, or on a machine that is shipped, such as h200; then `simulate workload` has all it "
+        "needs",
+    )
+    made.add_argument(
+        "--alone",
+        action="store_true",
+        help="place all batches first, so that nothing of the host's runs beside the steps",
+    )
     made.add_argument(
         "--out", type=expanded, required=True, metavar="DIR", help="folder to write, a file for each rank"
     )
-    made.add_argument("--format", action="append", choices=FORMATS,
-                      help="may be given several times (default: recjax); others go to DIR/FORMAT")  # fmt: skip
-    made.add_argument("--vary", action="append", default=[], metavar="KEY=A,B,...",
-                      help="record once with each of these values of a setting, in DIR/KEY=VALUE; KEY+KEY=A,B,... sets "
-                      "several alike; given several times, every combination is recorded")  # fmt: skip
+    made.add_argument(
+        "--format",
+        action="append",
+        choices=FORMATS,
+        help="may be given several times (default: recjax); others go to DIR/FORMAT",
+    )
+    made.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="KEY=A,B,...",
+        help="record once with each of these values of a setting, in DIR/KEY=VALUE; KEY+KEY=A,B,... sets "
+        "several alike; given several times, every combination is recorded",
+    )
     made.add_argument("--overwrite", action="store_true", help="replace a trace that is there")
     made.set_defaults(tunables=True, together=True)
 
-    shown = verb("trace report", report, "show what traces say: sizes, shares, imbalance, time; several side by side",
-                 "trace report traces/first --out report.html --out report.png")  # fmt: skip
+    shown = verb(
+        "trace report",
+        report,
+        "show what traces say: sizes, shares, imbalance, time; several side by side",
+        "trace report traces/first --out report.html --out report.png",
+    )
     shown.add_argument("folders", nargs="+", type=expanded, metavar="DIR", help="a trace in any of the formats")
     shown.add_argument("--format", choices=_READ, help="of the files (default: found out)")
-    shown.add_argument("--calls", action="store_true", help="also every call: how uneven, which rank came last and how "
-                       "late; and every rank: what it sent, received and waited")  # fmt: skip
-    shown.add_argument("--out", action="append", type=expanded, default=[], metavar="FILE",
-                       help=".html: one page with everything; .png: the picture; may be repeated")  # fmt: skip
+    shown.add_argument(
+        "--calls",
+        action="store_true",
+        help="also every call: how uneven, which rank came last and how "
+        "late; and every rank: what it sent, received and waited",
+    )
+    shown.add_argument(
+        "--out",
+        action="append",
+        type=expanded,
+        default=[],
+        metavar="FILE",
+        help=".html: one page with everything; .png: the picture; may be repeated",
+    )
 
-    shown.add_argument("--timeline", type=expanded, metavar="FILE", help=".png of one step of a single trace: what "
-                       "every rank did when, and where it waited")  # fmt: skip
+    shown.add_argument(
+        "--timeline",
+        type=expanded,
+        metavar="FILE",
+        help=".png of one step of a single trace: what every rank did when, and where it waited",
+    )
     shown.add_argument("--step", type=int, metavar="K", help="of the timeline (default: the one of median length)")
     _add_kineto(shown)
 
-    other = verb("trace convert", convert, "write a trace in another format, or for ui.perfetto.dev",
-                 "trace convert traces/first --format perfetto --out traces/perfetto")  # fmt: skip
+    other = verb(
+        "trace convert",
+        convert,
+        "write a trace in another format, or for ui.perfetto.dev",
+        "trace convert traces/first --format perfetto --out traces/perfetto",
+    )
     other.add_argument("folder", type=expanded, metavar="DIR", help="a trace in any of the formats")
     other.add_argument("--from", dest="source", choices=_READ, help="format of the files (default: found out)")
-    other.add_argument("--format", action="append", required=True, choices=(*FORMATS, "perfetto"),
-                       help="to write; may be given several times: then each goes to OUT/FORMAT")  # fmt: skip
+    other.add_argument(
+        "--format",
+        action="append",
+        required=True,
+        choices=(*FORMATS, "perfetto"),
+        help="to write; may be given several times: then each goes to OUT/FORMAT",
+    )
     other.add_argument("--out", type=expanded, required=True, metavar="OUT", help="folder to write")
     other.add_argument("--overwrite", action="store_true", help="replace a trace that is there")
     _add_kineto(other)
 
-    again = verb("replay", replay, "run a trace's collectives again without the model, or plain ones of all sizes",
-                 "replay traces/first --repeats 20")  # fmt: skip
+    again = verb(
+        "replay",
+        replay,
+        "run a trace's collectives again without the model, or plain ones of all sizes",
+        "replay traces/first --repeats 20",
+    )
     again.add_argument("folder", nargs="?", type=expanded, metavar="DIR", help="a trace in any of the formats")
-    again.add_argument("overrides", nargs="*", default=[], metavar="a.b=value",
-                       help="mesh.platform and mesh.devices; others have no meaning here")  # fmt: skip
+    again.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="a.b=value",
+        help="mesh.platform and mesh.devices; others have no meaning here",
+    )
     again.add_argument("--format", choices=_READ, help="of the files (default: found out)")
     again.add_argument("--repeats", type=int, default=20, metavar="N", help="runs that count (default: 20)")
-    again.add_argument("--shrink", type=int, metavar="N", help="replay the first N ranks alone, without collectives "
-                       "of which one rank is left")  # fmt: skip
+    again.add_argument(
+        "--shrink",
+        type=int,
+        metavar="N",
+        help="replay the first N ranks alone, without collectives of which one rank is left",
+    )
     again.add_argument("--gaps", action="store_true", help="compute between the collectives for as long as the trace")
-    again.add_argument("--splits", choices=("padded", "ragged"), default="padded",
-                       help="how all-to-alls with true splits go; ragged: not on CPU (default: padded)")  # fmt: skip
+    again.add_argument(
+        "--splits",
+        choices=("padded", "ragged"),
+        default="padded",
+        help="how all-to-alls with true splits go; ragged: not on CPU (default: padded)",
+    )
     again.add_argument("--sweep", action="store_true", help="instead of a trace, collectives of all sizes")
     again.add_argument("--devices", type=int, default=0, metavar="N", help="of a sweep (default: all there are)")
-    again.add_argument("--collective", action="append", metavar="KIND",
-                       help="of a sweep, such as all_reduce; may be repeated (default: four kinds)")  # fmt: skip
+    again.add_argument(
+        "--collective",
+        action="append",
+        metavar="KIND",
+        help="of a sweep, such as all_reduce; may be repeated (default: four kinds)",
+    )
     again.add_argument(
         "--min", default="8", metavar="SIZE", help="least message of a sweep: 8, 64KiB, 1.5MB (default: 8)"
     )
     again.add_argument("--max", default="1GiB", metavar="SIZE", help="largest, if memory holds it (default: 1GiB)")
     again.add_argument("--factor", type=int, default=4, metavar="F", help="from one size to the next (default: 4)")
-    again.add_argument("--out", type=expanded, metavar="FILE", help="also write the result as JSON; of a sweep after "
-                       "each of its passes")  # fmt: skip
+    again.add_argument(
+        "--out",
+        type=expanded,
+        metavar="FILE",
+        help="also write the result as JSON; of a sweep after each of its passes",
+    )
     again.set_defaults(
-        tunables=True, together=True,
+        tunables=True,
+        together=True,
         interrupted="stopped by Ctrl-C. Of a sweep, --out has what the passes that were done have measured.",
-    )  # fmt: skip
+    )
 
 
 def _add_kineto(to: argparse.ArgumentParser) -> None:
-    to.add_argument("--kineto", type=expanded, metavar="DIR", help="of an execution trace of PyTorch: the files that "
-                    "its profiler wrote of the same steps, one for each rank; times are taken from them")  # fmt: skip
+    to.add_argument(
+        "--kineto",
+        type=expanded,
+        metavar="DIR",
+        help="of an execution trace of PyTorch: the files that "
+        "its profiler wrote of the same steps, one for each rank; times are taken from them",
+    )
 
 
 def joined(arguments: Sequence[str]) -> list[str]:

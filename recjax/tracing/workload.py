@@ -129,9 +129,16 @@ def _apart(ranks: Sequence[Sequence[Event]], late_ns: Sequence[Sequence[float]],
                     continue
                 names[rank].append(f"{event.id} {event.name or event.kind} of rank {rank}")
                 made.append(
-                    Operation(names[rank][-1], "compute", took, ranks=((rank,),), late_ns=own_late_ns,
-                              depends_on=after, layer=event.phase or event.kind)
-                )  # fmt: skip
+                    Operation(
+                        names[rank][-1],
+                        "compute",
+                        took,
+                        ranks=((rank,),),
+                        late_ns=own_late_ns,
+                        depends_on=after,
+                        layer=event.phase or event.kind,
+                    )
+                )
         heads = tuple(events[len(names[rank])] for rank, events in enumerate(ranks) if len(names[rank]) < len(events))
         if heads:
             name = f"{heads[0].id} {heads[0].name or heads[0].kind}"
@@ -179,10 +186,18 @@ class _Messages:
                 late_ns[rank] = ends[kind][2]
             after = tuple(dict.fromkeys(needed for _, needs, _ in ends.values() for needed in needs))
             made.append(
-                Operation(name, "collective", collective="send_recv", bytes=float(sent.padded_bytes),
-                          ranks=(self._pairs[name],), late_ns=tuple(late_ns) if any(late_ns) else (),
-                          depends_on=after, layer=sent.phase or "send_recv", phase=sent.scope)
-            )  # fmt: skip
+                Operation(
+                    name,
+                    "collective",
+                    collective="send_recv",
+                    bytes=float(sent.padded_bytes),
+                    ranks=(self._pairs[name],),
+                    late_ns=tuple(late_ns) if any(late_ns) else (),
+                    depends_on=after,
+                    layer=sent.phase or "send_recv",
+                    phase=sent.scope,
+                )
+            )
         return made
 
 
@@ -197,19 +212,37 @@ def _operation(events: tuple[Event, ...], late_ns: tuple[float, ...], name: str,
     layer = first.phase or first.kind
     if first.kind == COMPUTE:
         durations = tuple(float(e.duration_ns or 0) for e in events)
-        return Operation(name, "compute", durations if len(set(durations)) > 1 else durations[0], layer=layer,
-                         late_ns=late_ns if any(late_ns) else ())  # fmt: skip
-    sizes = {"all_reduce": first.in_bytes, "all_to_all": first.in_bytes, "reduce_scatter": first.in_bytes,
-             "all_gather": first.out_bytes, "broadcast": first.padded_bytes, "reduce": first.padded_bytes,
-             "barrier": 0}  # fmt: skip
+        return Operation(
+            name,
+            "compute",
+            durations if len(set(durations)) > 1 else durations[0],
+            layer=layer,
+            late_ns=late_ns if any(late_ns) else (),
+        )
+    sizes = {
+        "all_reduce": first.in_bytes,
+        "all_to_all": first.in_bytes,
+        "reduce_scatter": first.in_bytes,
+        "all_gather": first.out_bytes,
+        "broadcast": first.padded_bytes,
+        "reduce": first.padded_bytes,
+        "barrier": 0,
+    }
     if first.kind not in sizes:
         raise DataError(f"{place}: a {first.kind} is not simulated; there are {', '.join(sizes)}.")
     collective = "all_reduce" if first.kind == "barrier" else first.kind
     groups = tuple(sorted({e.group for e in events}))
     whole = len(groups) == 1 and groups[0] == tuple(range(len(events)))
-    made = Operation(name, "collective", collective=collective, bytes=float(sizes[first.kind]), layer=layer,
-                     phase=first.scope, parts=tuple(map(float, first.parts)),
-                     late_ns=late_ns if any(late_ns) else ())  # fmt: skip
+    made = Operation(
+        name,
+        "collective",
+        collective=collective,
+        bytes=float(sizes[first.kind]),
+        layer=layer,
+        phase=first.scope,
+        parts=tuple(map(float, first.parts)),
+        late_ns=late_ns if any(late_ns) else (),
+    )
     if not whole:
         made = dataclasses.replace(made, ranks=groups)
     if first.kind == "all_to_all" and len(groups) == 1 and all(e.sends for e in events):

@@ -43,10 +43,17 @@ def dense_sizes(
     dot = getattr(config.model, "interaction", "") == "dot"
     pairs = (len(columns) + bool(schema.dense), max(columns.values())) if dot else None
     return DenseSizes(
-        layers, values, round(sum(x.size for x in state) / max(1, values)), len(leaves), pairs, sum(columns.values()),
-        _DTYPES.get(config.compute_dtype, "f32"), config.train.bucket_mib * 2**20,
-        config.train.dense == "sharded", config.train.accumulate,
-    )  # fmt: skip
+        layers,
+        values,
+        round(sum(x.size for x in state) / max(1, values)),
+        len(leaves),
+        pairs,
+        sum(columns.values()),
+        _DTYPES.get(config.compute_dtype, "f32"),
+        config.train.bucket_mib * 2**20,
+        config.train.dense == "sharded",
+        config.train.accumulate,
+    )
 
 
 def _times(shape: tuple[int, ...]) -> int:

@@ -34,9 +34,20 @@ _LIBRARIES = {"recjax", "jax", "jaxlib", "flax", "optax", "numpy", *sys.stdlib_m
 _LONGEST = 500  # characters of an error of other libraries, which may have many paragraphs
 # Primitives that give values of their first operand, each in another place or format.
 _MOVES = {
-    "reshape", "squeeze", "slice", "dynamic_slice", "gather", "transpose", "broadcast_in_dim", "expand_dims", "copy",
-    "convert_element_type", "reduce_precision", "pvary", "pcast",
-}  # fmt: skip
+    "reshape",
+    "squeeze",
+    "slice",
+    "dynamic_slice",
+    "gather",
+    "transpose",
+    "broadcast_in_dim",
+    "expand_dims",
+    "copy",
+    "convert_element_type",
+    "reduce_precision",
+    "pvary",
+    "pcast",
+}
 _looked_at: set[type] = set()  # modules whose logits were looked at in this process
 
 
@@ -148,8 +159,11 @@ def asks_for_samples(model: nnx.Module, accumulate: int) -> bool:
     """
     if jax.tree.leaves(kept_state(model)):
         if accumulate > 1:
-            held = next(type(node).__name__ for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Variable)
-                        and not isinstance(node, nnx.Param))  # fmt: skip
+            held = next(
+                type(node).__name__
+                for _, node in nnx.iter_graph(model)
+                if isinstance(node, nnx.Variable) and not isinstance(node, nnx.Param)
+            )
             raise ConfigError(
                 f"train.accumulate={accumulate} works on a batch in parts, but the model holds state ({held}) that is "
                 "made of whole batches, as that of BatchNorm is. Set train.accumulate=1, or model.batch_norm=false."

@@ -54,8 +54,9 @@ def test_what_a_training_takes_goes_into_the_machine(monkeypatch, tmp_path):
     """
     sums = [1.7 * 100 + 1.3 * kernels for kernels in (500, 1000, 2000)]
     busy = [(115.0, cpu - 115.0, cpu / cores) for cpu, cores in zip(sums, (1, 1.6, 1.9), strict=True)]
-    rounds = [[Busy(host + turn, kernels - turn, step + turn) for host, kernels, step in busy]
-              for turn in (-9.0, 40.0, 0.0)]  # fmt: skip
+    rounds = [
+        [Busy(host + turn, kernels - turn, step + turn) for host, kernels, step in busy] for turn in (-9.0, 40.0, 0.0)
+    ]
 
     class Here:
         """A pool whose process gives these, a round after another."""

@@ -24,8 +24,12 @@ from recjax.simulate.topology import read_topology
 from recjax.simulate.workload import Operation, from_operations
 
 NETWORKS = {"switch": "Switch", "ring": "Ring", "fully_connected": "FullyConnected"}
-ALGORITHMS = {"ring": "ring", "direct": "direct", "double_binary_tree": "doubleBinaryTree",
-              "halving_doubling": "halvingDoubling"}  # fmt: skip
+ALGORITHMS = {
+    "ring": "ring",
+    "direct": "direct",
+    "double_binary_tree": "doubleBinaryTree",
+    "halving_doubling": "halvingDoubling",
+}
 CASES = [
     ("all_reduce", "ring", ("ring", "switch", "fully_connected")),
     ("all_reduce", "direct", ("switch", "fully_connected")),
@@ -43,10 +47,12 @@ def theirs(binaries: Path, folder: Path, congestion: bool) -> float:
     """Simulated time by ASTRA-sim of what lies in a folder, ns: of the rank that ends last."""
     kind = "Aware" if congestion else "Unaware"
     command = [
-        str(binaries / f"AstraSim_Analytical_Congestion_{kind}"), f"--workload-configuration={folder / 'trace'}",
-        f"--system-configuration={folder / 'system.json'}", f"--network-configuration={folder / 'network.yml'}",
+        str(binaries / f"AstraSim_Analytical_Congestion_{kind}"),
+        f"--workload-configuration={folder / 'trace'}",
+        f"--system-configuration={folder / 'system.json'}",
+        f"--network-configuration={folder / 'network.yml'}",
         f"--remote-memory-configuration={folder / 'memory.json'}",
-    ]  # fmt: skip
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
     found = [int(n) for n in re.findall(r"finished, (\d+) cycles", done.stdout + done.stderr)]
     if not found:
@@ -63,10 +69,17 @@ def write(folder: Path, name: str, algorithm: str, network: str, ranks: int, siz
         (folder / file).write_bytes(content)
     how = {f"{of}-implementation": [ALGORITHMS[algorithm]] for of in ("all-reduce", "all-gather", "reduce-scatter")}
     system = how | {
-        "all-to-all-implementation": ["direct"], "scheduling-policy": "LIFO", "endpoint-delay": ENDPOINT_NS,
-        "active-chunks-per-dimension": 1, "preferred-dataset-splits": chunks, "collective-optimization": "baseline",
-        "local-mem-bw": _AT_ONCE, "boost-mode": 0, "roofline-enabled": 0, "peak-perf": 900,
-    }  # fmt: skip
+        "all-to-all-implementation": ["direct"],
+        "scheduling-policy": "LIFO",
+        "endpoint-delay": ENDPOINT_NS,
+        "active-chunks-per-dimension": 1,
+        "preferred-dataset-splits": chunks,
+        "collective-optimization": "baseline",
+        "local-mem-bw": _AT_ONCE,
+        "boost-mode": 0,
+        "roofline-enabled": 0,
+        "peak-perf": 900,
+    }
     (folder / "system.json").write_text(json.dumps(system))
     (folder / "network.yml").write_text(
         f"topology: [ {NETWORKS[network]} ]\nnpus_count: [ {ranks} ]\n"

@@ -156,12 +156,17 @@ def show(devices: int, folder: Path, names: list[str]) -> list[dict[str, Any]]:
         folders = sorted(folder.glob(f"{preset}.*"))
         c = case(preset, devices, folders, folder / "sweep.json")
         found.append(c)
-        print(f"{preset:20}{devices:8}{c['measured_last_us']:10.1f}{c['predicted_last_us']:11.1f}{c['error']:8.1%}"
-              f"{c['measured_done_us']:10.1f}{c['measured_p50_us']:10.1f}{c['predicted_p50_us']:11.1f}"
-              f"{c['p50_error']:8.1%}{c['halves']:8.2f}")  # fmt: skip
+        print(
+            f"{preset:20}{devices:8}{c['measured_last_us']:10.1f}{c['predicted_last_us']:11.1f}{c['error']:8.1%}"
+            f"{c['measured_done_us']:10.1f}{c['measured_p50_us']:10.1f}{c['predicted_p50_us']:11.1f}"
+            f"{c['p50_error']:8.1%}{c['halves']:8.2f}"
+        )
         for one in c["collectives"]:
-            print(f"    {one['phase']:14}{one['collective']:15}{one['bytes']:11,.0f} B in {one['arrays']:2}"
-                  f"{one['measured_last_us']:9.1f}{one['predicted_last_us']:9.1f}", flush=True)  # fmt: skip
+            print(
+                f"    {one['phase']:14}{one['collective']:15}{one['bytes']:11,.0f} B in {one['arrays']:2}"
+                f"{one['measured_last_us']:9.1f}{one['predicted_last_us']:9.1f}",
+                flush=True,
+            )
     return found
 
 
@@ -194,8 +199,10 @@ def main() -> None:
             process.join()
             if process.exitcode:
                 sys.exit(process.exitcode)
-    print(f"{'preset':20}{'devices':>8}{'last us':>10}{'predicted':>11}{'error':>8}{'done us':>10}{'p50 us':>10}"
-          f"{'predicted':>11}{'error':>8}{'halves':>8}")  # fmt: skip
+    print(
+        f"{'preset':20}{'devices':>8}{'last us':>10}{'predicted':>11}{'error':>8}{'done us':>10}{'p50 us':>10}"
+        f"{'predicted':>11}{'error':>8}{'halves':>8}"
+    )
     found = [c for devices in counts for c in show(devices, folder / str(devices), options.presets.split(","))]
     means = {name: geometric([c[name] for c in found]) for name in ("error", "p50_error")}
     print(f"geometric mean of the errors: {means['error']:.1%} (p50: {means['p50_error']:.1%})")

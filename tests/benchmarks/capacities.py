@@ -51,8 +51,12 @@ def simulate(options: argparse.Namespace, seed: int) -> tuple[int, float, float]
     needs = np.column_stack([ids_SxNxF.max(axis=1), rows_S[: options.steps]]) * grown_Sx1
     own = Kinds.of_names(NAMES, (), ["rows"])
     ladder = CapacityLadder(kinds=own)
-    sizes = np.array([list(ladder.fit(dict(zip([*NAMES, "rows"], of_step, strict=True))).values())
-                      for of_step in needs.astype(int).tolist()])  # fmt: skip
+    sizes = np.array(
+        [
+            list(ladder.fit(dict(zip([*NAMES, "rows"], of_step, strict=True))).values())
+            for of_step in needs.astype(int).tolist()
+        ]
+    )
     mean = ids_SxNxF.mean() * grown_Sx1.mean()
     return len(np.unique(sizes, axis=0)), sizes[:, :F].mean() / mean, sizes[:, F].mean() / needs[:, F].mean()
 

@@ -17,8 +17,19 @@ from recjax.bench.targets import PLATFORM
 from recjax.comms.compiled import collectives
 from recjax.config import presets
 
-TITLES = ("preset", "devices", "D", "tables, slots", "largest buffer", "temporaries", "copies", "launches", "loops",
-          "collectives", "compiling, s")  # fmt: skip
+TITLES = (
+    "preset",
+    "devices",
+    "D",
+    "tables, slots",
+    "largest buffer",
+    "temporaries",
+    "copies",
+    "launches",
+    "loops",
+    "collectives",
+    "compiling, s",
+)
 
 
 def main() -> None:

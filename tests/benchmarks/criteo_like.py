@@ -25,8 +25,20 @@ from recjax.data.synthetic.stream import CRITEO_KAGGLE_ROWS as ROWS
 from recjax.data.synthetic.zipf import BoundedZipf
 
 MISSING_INTEGERS = (0.45, 0, 0.21, 0.22, 0.026, 0.22, 0.043, 0.0005, 0.043, 0.45, 0.043, 0.77, 0.22)
-MISSING_CATEGORIES = {3: 0.034, 4: 0.034, 6: 0.12, 12: 0.034, 16: 0.034, 19: 0.44, 20: 0.44, 21: 0.034, 22: 0.76,
-                      24: 0.034, 25: 0.44, 26: 0.44}  # fmt: skip
+MISSING_CATEGORIES = {
+    3: 0.034,
+    4: 0.034,
+    6: 0.12,
+    12: 0.034,
+    16: 0.034,
+    19: 0.44,
+    20: 0.44,
+    21: 0.034,
+    22: 0.76,
+    24: 0.034,
+    25: 0.44,
+    26: 0.44,
+}
 SCALE_OF_INTEGERS = (3, 20, 20, 7, 3000, 50, 10, 12, 90, 1, 3, 1, 8)
 CLICK_RATE = 0.2562
 PARTNERS = (5, 8, 13, 16, 19, 21, 22, 24, 5, 8, 13, 16, 19, 3, 2, 11, 20, 8, 0, 1, 2, 5, 8, 9, 10, 15)  # of each field

@@ -73,8 +73,11 @@ def network() -> Iterator[None]:
             ip("netns", "add", name)
         ip("link", "add", "rja", "netns", HOSTS[0], "type", "veth", "peer", "name", "rjb", "netns", HOSTS[1])
         for k, (name, link) in enumerate(zip(HOSTS, ("rja", "rjb"), strict=True)):
-            for words in (("addr", "add", f"{NET}{k + 1}/24", "dev", link), ("link", "set", link, "up"),
-                          ("link", "set", "lo", "up")):  # fmt: skip
+            for words in (
+                ("addr", "add", f"{NET}{k + 1}/24", "dev", link),
+                ("link", "set", link, "up"),
+                ("link", "set", "lo", "up"),
+            ):
                 ip("-n", name, *words)
         yield
     finally:
@@ -176,8 +179,16 @@ def run_one(fault: str, folder: Path, reference: Path, rng: random.Random, limit
 
 
 STATUSES: dict[str, set[int]] = {"SIGTERM": {143}, "full disk": {1, 4}, "unequal data": {3}}  # of others: 4
-FAULTS = ("kill -9", "SIGSTOP", "SIGTERM", "lost link", "death while saving",
-          "kill -9 of all, newest checkpoint corrupt", "full disk", "unequal data")  # fmt: skip
+FAULTS = (
+    "kill -9",
+    "SIGSTOP",
+    "SIGTERM",
+    "lost link",
+    "death while saving",
+    "kill -9 of all, newest checkpoint corrupt",
+    "full disk",
+    "unequal data",
+)
 
 
 def main() -> None:

@@ -71,9 +71,13 @@ def main() -> None:
         return [
             text
             for name, key in keys.items()
-            for text in (f"{key}=dynamic", f"{key}.capacity={capacity[name] - 1}", f"{key}.evict={evict}",
-                         f"{key}.admit_after={admit_after}")
-        ]  # fmt: skip
+            for text in (
+                f"{key}=dynamic",
+                f"{key}.capacity={capacity[name] - 1}",
+                f"{key}.evict={evict}",
+                f"{key}.admit_after={admit_after}",
+            )
+        ]
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

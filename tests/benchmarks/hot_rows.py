@@ -104,8 +104,16 @@ def main() -> None:
         low, middle, high = np.quantile(ms_RxA[:, n], [0.25, 0.5, 0.75])
         less = np.quantile(ms_RxA[:, 0] / ms_RxA[:, n], [0.25, 0.5, 0.75])
         name = f"{one.chosen:,}" + (" (auto)" if count == "auto" else "")
-        cells.append([name, f"{middle:.2f}", f"{low:.2f} to {high:.2f}", f"{less[1]:.2f}",
-                      f"{less[0]:.2f} to {less[2]:.2f}", f"{one.asked:,}"])  # fmt: skip
+        cells.append(
+            [
+                name,
+                f"{middle:.2f}",
+                f"{low:.2f} to {high:.2f}",
+                f"{less[1]:.2f}",
+                f"{less[0]:.2f} to {less[2]:.2f}",
+                f"{one.asked:,}",
+            ]
+        )
     print("\n".join(aligned(cells)))
 
 

@@ -185,8 +185,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", type=Path, help="of recbole 1.2.1")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 3e-3],
-                        help="learning rates, of which validation chooses one for each model")  # fmt: skip
+    parser.add_argument(
+        "--rates",
+        type=float,
+        nargs="+",
+        default=[1e-3, 3e-3],
+        help="learning rates, of which validation chooses one for each model",
+    )
     parser.add_argument("--peer-python", help="a Python with torch and torch-rechub 0.9.0 (default: no peer)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

@@ -58,8 +58,10 @@ def main() -> None:
         ratios = spread([a / b for a, b in zip(rates[way], rates[ways[0]], strict=True)])
         cpu_ms = float(np.median([one.cpu_seconds or 0.0 for one in done[way]])) / options.steps * 1e3
         words = in_words(sides[way].trainer.products, first.mesh)
-        print(f"  {words:60} {np.median(rates[way]):9,.0f} samples/s, CPU {cpu_ms:7.1f} ms, to the kernels "
-              f"{ratios['median']:.3f} ({ratios['q1']:.3f} - {ratios['q3']:.3f})")  # fmt: skip
+        print(
+            f"  {words:60} {np.median(rates[way]):9,.0f} samples/s, CPU {cpu_ms:7.1f} ms, to the kernels "
+            f"{ratios['median']:.3f} ({ratios['q1']:.3f} - {ratios['q3']:.3f})"
+        )
 
 
 if __name__ == "__main__":

@@ -296,8 +296,10 @@ def main():
         for way in options.ways.split(","):
             process = subprocess.run(
                 [sys.executable, *sys.argv, "--child", way, "--rates", json.dumps(rates)],
-                stdout=subprocess.PIPE, text=True, check=True,
-            )  # fmt: skip
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
             found = json.loads(process.stdout.splitlines()[-1])
             rates = [(line["rate"], line["qps"]) for line in found["loads"]] if way == "store" else []
             same &= found.get("same_bits", True)

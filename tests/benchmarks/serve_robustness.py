@@ -160,8 +160,10 @@ def main():
     growth = seen[-1][1] - fifth[1], seen[-1][2] - fifth[2]
     for (kind, status), count in sorted(counts.items(), key=str):
         print(f"{kind:10} {status}: {count:,}")
-    print(f"{seen[-1][0]:.0f} s; memory {fifth[1]:.0f} MiB after a fifth, {seen[-1][1]:.0f} at the end; open files "
-          f"{fifth[2]} and {seen[-1][2]}")  # fmt: skip
+    print(
+        f"{seen[-1][0]:.0f} s; memory {fifth[1]:.0f} MiB after a fifth, {seen[-1][1]:.0f} at the end; open files "
+        f"{fifth[2]} and {seen[-1][2]}"
+    )
     print(
         f"the server says that it answered {said:,}; clients got {answered:,}, {gone} had left, {broken} were cut off"
     )

@@ -26,9 +26,16 @@ from recjax.utils.text import aligned
 from recjax.utils.units import size_text
 
 SETTINGS = (
-    "data.rows=3000000,1000000,300000", "data.ids_per_bag=8", "data.zipf=0.8", "embedding.dim=64", "plan=row_wise",
-    "embedding.optimizer=adam", "train.batch_size=4096", "data.train_rows=4194304", "tier.device_bytes=256MiB",
-)  # fmt: skip
+    "data.rows=3000000,1000000,300000",
+    "data.ids_per_bag=8",
+    "data.zipf=0.8",
+    "embedding.dim=64",
+    "plan=row_wise",
+    "embedding.optimizer=adam",
+    "train.batch_size=4096",
+    "data.train_rows=4194304",
+    "tier.device_bytes=256MiB",
+)
 
 
 def bytes_of(folder: Path) -> int:
@@ -36,8 +43,10 @@ def bytes_of(folder: Path) -> int:
 
 
 def rows_of(arrays: dict[str, Any]) -> int:
-    return sum(len(table["positions"]) if hasattr(table["positions"], "__len__") else table["positions"].shape[0]
-               for table in arrays["written"].values())  # fmt: skip
+    return sum(
+        len(table["positions"]) if hasattr(table["positions"], "__len__") else table["positions"].shape[0]
+        for table in arrays["written"].values()
+    )
 
 
 def measured(trainer: Trainer, folder: Path, steps: list[int]) -> list[list[str]]:
@@ -61,8 +70,17 @@ def measured(trainer: Trainer, folder: Path, steps: list[int]) -> list[list[str]
             increments.wait()
             complete = time.perf_counter() - start
             size = bytes_of(folder / f"{done:08}")
-            lines.append([f"{done}", f"{count}", "increment" if after else "whole", f"{rows_of(arrays):,}",
-                          size_text(size), f"{waited:.2f}", f"{complete:.2f}"])  # fmt: skip
+            lines.append(
+                [
+                    f"{done}",
+                    f"{count}",
+                    "increment" if after else "whole",
+                    f"{rows_of(arrays):,}",
+                    size_text(size),
+                    f"{waited:.2f}",
+                    f"{complete:.2f}",
+                ]
+            )
         stream.close()
 
         def use(restored: Restored) -> int:

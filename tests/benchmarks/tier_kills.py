@@ -27,15 +27,32 @@ from recjax.train.state import one_version
 from recjax.utils.lazy_arrays import load
 
 SETTINGS = (
-    "train.batch_size=64", "train.log_every=1", "train.checkpoint_every=7", "data.rows=6000,300,4000", "plan=row_wise",
-    "data.ids_per_bag=1,0,3", "data.train_rows=65536", "data.validation_rows=256", "data.test_rows=256",
+    "train.batch_size=64",
+    "train.log_every=1",
+    "train.checkpoint_every=7",
+    "data.rows=6000,300,4000",
+    "plan=row_wise",
+    "data.ids_per_bag=1,0,3",
+    "data.train_rows=65536",
+    "data.validation_rows=256",
+    "data.test_rows=256",
     "embedding.optimizer=adam",
-)  # fmt: skip
+)
 
 
 def command(out: Path, steps: int, *settings: str) -> list[str]:
-    return [sys.executable, "-m", "recjax", "train", "synthetic", *SETTINGS, f"train.steps={steps}", *settings,
-            "--out", str(out)]  # fmt: skip
+    return [
+        sys.executable,
+        "-m",
+        "recjax",
+        "train",
+        "synthetic",
+        *SETTINGS,
+        f"train.steps={steps}",
+        *settings,
+        "--out",
+        str(out),
+    ]
 
 
 def steps_done(out: Path) -> int:
@@ -78,8 +95,9 @@ def main() -> int:
         tiers = (*both, "tier.device_bytes=90kB", "tier.dram_bytes=60kB", f"tier.disk={folder / 'scratch'}")
         killed = 0
         while killed < options.kills:
-            process = subprocess.Popen(command(folder / "killed", steps, *tiers), stderr=subprocess.DEVNULL,
-                                       stdout=subprocess.DEVNULL)  # fmt: skip
+            process = subprocess.Popen(
+                command(folder / "killed", steps, *tiers), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            )
             before = steps_done(folder / "killed")
             while process.poll() is None and steps_done(folder / "killed") == before:
                 time.sleep(0.05)

@@ -61,21 +61,50 @@ def main() -> None:
         arms.append(Arm(label, options.disk_share, options.dram, options.disk))
     config = presets.load(options.preset[0], options.preset[1:])
     found = by_turns(arms, config, options.warm, options.rounds, options.steps)
-    cells = [["rows on the devices", "ms", "ratio", "range", "predicted", "bar", "moves ms", "waits ms", "CPU ms",
-              "hits", "misses", "hit rate", "reads", "writes"]]  # fmt: skip
+    cells = [
+        [
+            "rows on the devices",
+            "ms",
+            "ratio",
+            "range",
+            "predicted",
+            "bar",
+            "moves ms",
+            "waits ms",
+            "CPU ms",
+            "hits",
+            "misses",
+            "hit rate",
+            "reads",
+            "writes",
+        ]
+    ]
     for arm, turns in zip(arms, found, strict=True):
         ratios = np.array([turn["ms"] / all_["ms"] for turn, all_ in zip(turns, found[0], strict=True)])
         m = medians(turns)
         named = m["hits"] + m["misses"]
-        cells.append([
-            arm.label, f"{m['ms']:.1f}", f"{np.median(ratios):.2f}", f"{ratios.min():.2f} to {ratios.max():.2f}",
-            predicted(arm, config, options.machine, options.warm + options.rounds * options.steps),
-            f"{BARS[arm.device]:g}" if arm.device in BARS and not arm.disk else "", f"{m['admit_ms']:.1f}",
-            f"{m['waited_ms']:.1f}", f"{m['cpu_ms']:.1f}", f"{m['hits']:,.0f}", f"{m['misses']:,.0f}",
-            f"{m['hits'] / named:.3f}" if named else "", f"{m['reads']:,.0f}", f"{m['writes']:,.0f}",
-        ])  # fmt: skip
-    print(f"{' '.join(options.preset)}, {jax.devices()[0].device_kind}; {options.warm} steps before, "
-          f"{options.rounds} rounds of {options.steps}")  # fmt: skip
+        cells.append(
+            [
+                arm.label,
+                f"{m['ms']:.1f}",
+                f"{np.median(ratios):.2f}",
+                f"{ratios.min():.2f} to {ratios.max():.2f}",
+                predicted(arm, config, options.machine, options.warm + options.rounds * options.steps),
+                f"{BARS[arm.device]:g}" if arm.device in BARS and not arm.disk else "",
+                f"{m['admit_ms']:.1f}",
+                f"{m['waited_ms']:.1f}",
+                f"{m['cpu_ms']:.1f}",
+                f"{m['hits']:,.0f}",
+                f"{m['misses']:,.0f}",
+                f"{m['hits'] / named:.3f}" if named else "",
+                f"{m['reads']:,.0f}",
+                f"{m['writes']:,.0f}",
+            ]
+        )
+    print(
+        f"{' '.join(options.preset)}, {jax.devices()[0].device_kind}; {options.warm} steps before, "
+        f"{options.rounds} rounds of {options.steps}"
+    )
     print("\n".join(aligned(cells)))
 
 

@@ -40,25 +40,49 @@ def write(folder: Path, reviews: int, text_bytes: int = 700, seed: int = 0) -> n
     of_shops, of_writers = np.round(2 * np.array(mean_by(where, businesses))) / 2, mean_by(who, users)
     with (folder / "yelp_academic_dataset_business.json").open("w") as file:
         for i in range(businesses):
-            row = {"business_id": key("b", i), "name": f"Shop {i}", "address": "1 Road", "city": f"City {i % cities}",
-                   "state": f"S{i % 27}", "stars": float(of_shops[i]), "review_count": 9, "is_open": 1,
-                   "attributes": {"WiFi": "no"},
-                   "categories": f"Restaurants, Kind {i % 1300}, Other {i % 77}", "hours": None}  # fmt: skip
+            row = {
+                "business_id": key("b", i),
+                "name": f"Shop {i}",
+                "address": "1 Road",
+                "city": f"City {i % cities}",
+                "state": f"S{i % 27}",
+                "stars": float(of_shops[i]),
+                "review_count": 9,
+                "is_open": 1,
+                "attributes": {"WiFi": "no"},
+                "categories": f"Restaurants, Kind {i % 1300}, Other {i % 77}",
+                "hours": None,
+            }
             file.write(json.dumps(row) + "\n")
     friends = ", ".join(key("u", i) for i in range(60))
     with (folder / "yelp_academic_dataset_user.json").open("w") as file:
         for i in range(users):
-            row = {"user_id": key("u", i), "name": "A", "review_count": 3, "yelping_since": "2010-03-04 05:06:07",
-                   "friends": friends, "fans": 0, "average_stars": round(of_writers[i], 2)}  # fmt: skip
+            row = {
+                "user_id": key("u", i),
+                "name": "A",
+                "review_count": 3,
+                "yelping_since": "2010-03-04 05:06:07",
+                "friends": friends,
+                "fans": 0,
+                "average_stars": round(of_writers[i], 2),
+            }
             file.write(json.dumps(row) + "\n")
     times = np.datetime64("2008-01-01T00:00:00") + rng.integers(0, 4 * 10**8, reviews)
     days = [str(time).replace("T", " ") for time in times]
     text = ('The tea was "fine",\nthe rest not so. ' * (text_bytes // 38 + 1))[:text_bytes]
     with (folder / "yelp_academic_dataset_review.json").open("w") as file:
         for i in range(reviews):
-            row = {"review_id": key("r", i), "user_id": key("u", who[i]), "business_id": key("b", where[i]),
-                   "stars": float(stars[i]), "useful": 0, "funny": 0, "cool": 0, "text": text,
-                   "date": days[i]}  # fmt: skip
+            row = {
+                "review_id": key("r", i),
+                "user_id": key("u", who[i]),
+                "business_id": key("b", where[i]),
+                "stars": float(stars[i]),
+                "useful": 0,
+                "funny": 0,
+                "cool": 0,
+                "text": text,
+                "date": days[i],
+            }
             file.write(json.dumps(row) + "\n")
     return np.asarray(probability)
 

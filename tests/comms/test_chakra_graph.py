@@ -46,8 +46,9 @@ def test_it_is_converted_and_simulated(tmp_path):
     done = inside("trace", "convert", save(folder), "--format", "chakra-et", "--out", tmp_path / "et")
     assert done.status == 0, done.err
     for at in (folder, tmp_path / "et"):
-        simulated = inside("simulate", "workload", at, "--topology", "ring:2", "--bandwidth", "1GB/s", "--latency",
-                           "1us", "--json")  # fmt: skip
+        simulated = inside(
+            "simulate", "workload", at, "--topology", "ring:2", "--bandwidth", "1GB/s", "--latency", "1us", "--json"
+        )
         assert simulated.status == 0, simulated.err
         assert simulated.result["time_ns"] == 3000 + 2 * (1000 + 4000) + 1000 + 500
 
@@ -62,8 +63,10 @@ PYTORCH = [
 
 
 def test_runtime_is_in_microseconds_as_in_the_same_trace_in_protobuf(tmp_path):
-    graph = [{"Id": id, "Name": name, "NodeType": 4, "data_deps": deps, "runtime": runtime, "is_cpu_op": on_cpu}
-             for id, name, runtime, deps, on_cpu in PYTORCH]  # fmt: skip
+    graph = [
+        {"Id": id, "Name": name, "NodeType": 4, "data_deps": deps, "runtime": runtime, "is_cpu_op": on_cpu}
+        for id, name, runtime, deps, on_cpu in PYTORCH
+    ]
     (tmp_path / "json").mkdir()
     (tmp_path / "json" / "chakra.0.json").write_text(json.dumps({"workload_graph": graph}))
     content = io.BytesIO()

@@ -98,11 +98,17 @@ def test_what_runs(monkeypatch):
     waits = {i: {j for j in names if names[j][0] in dependencies(texts[0])[name]} for i, (name,) in names.items()}
     # as in the trace, and the second all-reduce behind the first
     assert waits == {0: set(), 1: set(), 2: set(), 3: {0}, 4: {1, 2, 3}}
-    found = {int(re.search(rf"%{re.escape(c.name)} = .*{replays.SCOPE}(\d+)/", texts[0]).group(1)): c
-             for c in collectives(texts[0])}  # fmt: skip
-    expected = [("all-to-all", "f32", 256, [list(ALL)]), ("all-reduce", "f32", 400, [[0, 1], [2, 3]]),
-                ("all-gather", "s32", 64, [list(ALL)]), ("reduce-scatter", "bf16", 32, [[0, 1], [2, 3]]),
-                ("all-reduce", "s32", 4, [list(ALL)])]  # fmt: skip
+    found = {
+        int(re.search(rf"%{re.escape(c.name)} = .*{replays.SCOPE}(\d+)/", texts[0]).group(1)): c
+        for c in collectives(texts[0])
+    }
+    expected = [
+        ("all-to-all", "f32", 256, [list(ALL)]),
+        ("all-reduce", "f32", 400, [[0, 1], [2, 3]]),
+        ("all-gather", "s32", 64, [list(ALL)]),
+        ("reduce-scatter", "bf16", 32, [[0, 1], [2, 3]]),
+        ("all-reduce", "s32", 4, [list(ALL)]),
+    ]
     for i, (kind, dtype, size, groups) in enumerate(expected):
         assert (found[i].kind, members(found[i].groups, 4)) == (kind, groups)
         if dtype == "bf16":  # on CPU, XLA sends bfloat16 as float32

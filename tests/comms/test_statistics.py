@@ -22,12 +22,33 @@ def two_ranks() -> Trace:
         sends = (10, 30) if rank == 0 else (90, 10)
         receives = (10, 90) if rank == 0 else (30, 10)
         ranks[rank] = (
-            Event(0, "all_to_all", "row_exchange", dtype="uint8", group=ALL, in_bytes=256, out_bytes=256, sends=sends,
-                  receives=receives, start_ns=0, duration_ns=100_000),
+            Event(
+                0,
+                "all_to_all",
+                "row_exchange",
+                dtype="uint8",
+                group=ALL,
+                in_bytes=256,
+                out_bytes=256,
+                sends=sends,
+                receives=receives,
+                start_ns=0,
+                duration_ns=100_000,
+            ),
             Event(1, COMPUTE, start_ns=50_000, duration_ns=100_000),
-            Event(2, "all_reduce", "dense_grads", dtype="float32", group=ALL, in_bytes=64, out_bytes=64, deps=(0, 1),
-                  start_ns=150_000, duration_ns=50_000),
-        )  # fmt: skip
+            Event(
+                2,
+                "all_reduce",
+                "dense_grads",
+                dtype="float32",
+                group=ALL,
+                in_bytes=64,
+                out_bytes=64,
+                deps=(0, 1),
+                start_ns=150_000,
+                duration_ns=50_000,
+            ),
+        )
     return Trace(2, ranks, {"label": "t"})
 
 
@@ -49,7 +70,11 @@ def test_time_and_what_is_exposed():
     """0-100 all-to-all, 50-150 computing, 150-200 all-reduce: of 200 us 150 communicate, 100 of them exposed."""
     time = figures(two_ranks())["time"]
     assert {k: time[k] for k in ("step_ms", "communication_ms", "exposed_ms", "computing_ms")} == {
-        "step_ms": 0.2, "communication_ms": 0.15, "exposed_ms": 0.1, "computing_ms": 0.1}  # fmt: skip
+        "step_ms": 0.2,
+        "communication_ms": 0.15,
+        "exposed_ms": 0.1,
+        "computing_ms": 0.1,
+    }
     assert (time["share"], time["exposed_share"]) == (0.75, 0.5)
     assert time["phases"] == {"row_exchange": [0.1, 0.05], "dense_grads": [0.05, 0.05]}
     exchange = figures(two_ranks())["collectives"][0]["time"]
@@ -75,10 +100,20 @@ def four_calls() -> Trace:
         receives = tuple(sends[other][rank] for other in group)
         heads = [("all_to_all", "row_exchange"), ("all_reduce", "dense_grads"), ("all_reduce", "dense_grads")]
         ranks[rank] = tuple(
-            Event(i, kind, phase, group=group, in_bytes=300, out_bytes=900, sends=sends[rank] if i == 0 else (),
-                  receives=receives if i == 0 else (), start_ns=10**7 * rank + i * 100_000, duration_ns=us * 1000)
+            Event(
+                i,
+                kind,
+                phase,
+                group=group,
+                in_bytes=300,
+                out_bytes=900,
+                sends=sends[rank] if i == 0 else (),
+                receives=receives if i == 0 else (),
+                start_ns=10**7 * rank + i * 100_000,
+                duration_ns=us * 1000,
+            )
             for i, ((kind, phase), us) in enumerate(zip(heads, durations_us[rank], strict=True))
-        )  # fmt: skip
+        )
         half = Event(9, "all_gather", group=(0, 1), in_bytes=8, out_bytes=16)
         ranks[rank] += (half,) if rank < 2 else ()
     return Trace(3, ranks)
@@ -119,8 +154,10 @@ def test_ranks_that_keep_others_waiting():
 def test_where_all_come_at_once_none_comes_last():
     """As in a trace with predicted times, which are those of every rank."""
     trace = four_calls()
-    together = {rank: tuple(dataclasses.replace(e, duration_ns=e.duration_ns and 20_000) for e in events)
-                for rank, events in trace.ranks.items()}  # fmt: skip
+    together = {
+        rank: tuple(dataclasses.replace(e, duration_ns=e.duration_ns and 20_000) for e in events)
+        for rank, events in trace.ranks.items()
+    }
     found = figures(dataclasses.replace(trace, ranks=together))
     assert [call["time"] and call["time"]["last_rank"] for call in found["calls"]] == [None] * 4
     assert [(of["last"], of["calls"], of["kept_waiting_ms"]) for of in found["by_rank"]] == [(0, 3, 0)] * 3

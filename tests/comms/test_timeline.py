@@ -20,13 +20,35 @@ def two_steps() -> Trace:
     for rank, took_us in enumerate((40, 10)):
         one = (
             Event(0, COMPUTE, start_ns=0, duration_ns=10_000),
-            Event(1, "all_to_all", "row_exchange", group=(0, 1), in_bytes=80, out_bytes=80, sends=(8, 24),
-                  receives=(8, 24), start_ns=5000, duration_ns=took_us * 1000),
-            Event(2, "all_reduce", "dense_grads", group=(0, 1), in_bytes=8, out_bytes=8, start_ns=6000,
-                  duration_ns=1000),
-        )  # fmt: skip
-        other = (Event(3, "all_reduce", "dense_grads", step=1, group=(0, 1), in_bytes=8, out_bytes=8, start_ns=100_000,
-                       duration_ns=90_000),)  # fmt: skip
+            Event(
+                1,
+                "all_to_all",
+                "row_exchange",
+                group=(0, 1),
+                in_bytes=80,
+                out_bytes=80,
+                sends=(8, 24),
+                receives=(8, 24),
+                start_ns=5000,
+                duration_ns=took_us * 1000,
+            ),
+            Event(
+                2, "all_reduce", "dense_grads", group=(0, 1), in_bytes=8, out_bytes=8, start_ns=6000, duration_ns=1000
+            ),
+        )
+        other = (
+            Event(
+                3,
+                "all_reduce",
+                "dense_grads",
+                step=1,
+                group=(0, 1),
+                in_bytes=8,
+                out_bytes=8,
+                start_ns=100_000,
+                duration_ns=90_000,
+            ),
+        )
         ranks[rank] = one + other
     return Trace(2, ranks, {"label": "two"})
 
@@ -35,8 +57,11 @@ def test_events_for_perfetto():
     found = json.loads(perfetto.write(two_steps())["timeline.json"])["traceEvents"]
     spans = [e for e in found if e["ph"] == "X" and e["pid"] == 0]
     assert [(e["name"], e["tid"], e["ts"], e["dur"]) for e in spans] == [
-        ("compute", 0, 0, 10), ("row_exchange", 1, 5, 40), ("dense_grads", 2, 6, 1), ("dense_grads", 1, 100, 90),
-    ]  # fmt: skip
+        ("compute", 0, 0, 10),
+        ("row_exchange", 1, 5, 40),
+        ("dense_grads", 2, 6, 1),
+        ("dense_grads", 1, 100, 90),
+    ]
     args = spans[1]["args"]
     assert (args["bytes"], args["useful_bytes"], args["waiting_us"], args["step"]) == (80, 32, 30, 0)
     names = {e["args"]["name"] for e in found if e["ph"] == "M" and e["pid"] == 1}

@@ -31,12 +31,19 @@ EVENT = {"id": 0, "kind": "all_reduce", "group": [0]}
         ("0.json", b'[{"comms": "all_reduce", "req": {}, "pg_id": 0}]', "req is"),
         ("0.json", b'[{"comms": "all_reduce", "in_msg_size": -1, "out_msg_size": 1, "dtype": "Int"}]', "in_msg_size"),
         ("0.json", b'[{"comms": "all_reduce", "in_msg_size": 1, "out_msg_size": 1, "dtype": "Word"}]', "'Word'"),
-        ("0.json", b'[{"comms": "all_reduce", "in_msg_size": 1, "out_msg_size": 1, "dtype": "Int", "world_size": 3,'
-         b'"pg_id": {}}]', "pg_id"),
+        (
+            "0.json",
+            b'[{"comms": "all_reduce", "in_msg_size": 1, "out_msg_size": 1, "dtype": "Int", "world_size": 3,'
+            b'"pg_id": {}}]',
+            "pg_id",
+        ),
         ("0.json", b'{"schema": "9.9", "nodes": []}', "schema '9.9' is not known"),
         ("0.json", b'{"schema": "1.0.1", "nodes": [{}]}', "there is no 'id'"),
-        ("0.json", b'{"schema": "1.0.1", "nodes": [{"id": 1, "name": "record_param_comms", "inputs": [1]}]}',
-         "no collective's name"),
+        (
+            "0.json",
+            b'{"schema": "1.0.1", "nodes": [{"id": 1, "name": "record_param_comms", "inputs": [1]}]}',
+            "no collective's name",
+        ),
         ("0.json", json.dumps(GOOD | {"version": 2}).encode(), "version 2 of the format.*reads version 1"),
         ("0.json", json.dumps(GOOD | {"format": "x"}).encode(), "the format is 'x'"),
         ("0.json", json.dumps(GOOD | {"world": 10**9}).encode(), "1 to 65,536 ranks"),
@@ -61,7 +68,7 @@ EVENT = {"id": 0, "kind": "all_reduce", "group": [0]}
         ("0.et", b"\x07\x0a\x050.0.4\x06\x08\x01\x18\x04\x28\x02\x06\x08\x02\x18\x04\x28\x01", "waits for itself"),
         ("0.et", b"\x07\x0a\x050.0.4\x04\x08\x01\x18\x07", "there is no 'comm_type'"),
     ],
-)  # fmt: skip
+)
 def test_damaged_files(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):

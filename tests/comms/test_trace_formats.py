@@ -48,10 +48,25 @@ def traces(draw) -> Trace:
             duration = draw(times)
             start = None if duration is None else draw(st.integers(0, 10**12))
             events.append(
-                Event(id, kind, draw(text), draw(text), draw(text), draw(st.integers(0, 3)),
-                      draw(st.sampled_from(sorted(ITEM_BYTES))), group, draw(sizes), draw(sizes), draw(splits),
-                      draw(splits), deps, start, duration, draw(st.lists(sizes, max_size=3).map(tuple)))
-            )  # fmt: skip
+                Event(
+                    id,
+                    kind,
+                    draw(text),
+                    draw(text),
+                    draw(text),
+                    draw(st.integers(0, 3)),
+                    draw(st.sampled_from(sorted(ITEM_BYTES))),
+                    group,
+                    draw(sizes),
+                    draw(sizes),
+                    draw(splits),
+                    draw(splits),
+                    deps,
+                    start,
+                    duration,
+                    draw(st.lists(sizes, max_size=3).map(tuple)),
+                )
+            )
         ranks[rank] = tuple(events)
     return Trace(world, ranks)
 
@@ -130,11 +145,21 @@ def test_param_lines_by_hand(tmp_path):
     assert sorted(p.name for p in folder.iterdir()) == ["0.json", "1.json"]
     assert json.loads((folder / "0.json").read_text()) == [
         {"comms": "init", "req": -1, "pg_id": 0, "global_ranks": [0, 1], "world_size": 2},
-        {"comms": "all_to_allv", "markers": ["row_exchange", "x"], "in_msg_size": 6, "out_msg_size": 3,
-         "dtype": "Float", "in_split": [2, 4], "out_split": [2, 1], "startTime_ns": 7, "req": 5, "pg_id": 0,
-         "world_size": 2},
+        {
+            "comms": "all_to_allv",
+            "markers": ["row_exchange", "x"],
+            "in_msg_size": 6,
+            "out_msg_size": 3,
+            "dtype": "Float",
+            "in_split": [2, 4],
+            "out_split": [2, 1],
+            "startTime_ns": 7,
+            "req": 5,
+            "pg_id": 0,
+            "world_size": 2,
+        },
         {"comms": "wait", "req": 5, "pg_id": 0, "world_size": 2},
-    ]  # fmt: skip
+    ]
 
 
 def test_a_foreign_param_trace(tmp_path):
@@ -167,12 +192,37 @@ def test_a_foreign_execution_trace_of_pytorch(tmp_path):
     trace = read_trace(tmp_path)
     assert (trace.world, trace.about["format"]) == (2, "chakra-json")
     assert trace.ranks[0] == (
-        Event(0, "all_to_all", "id_exchange", "all2all_data:kjt values", "all_to_allv", 0, "int64", (0, 1), 80, 56,
-              (32, 48), (32, 24)),
-        Event(1, "all_to_all", "row_exchange", "alltoall_fwd_single", "all_to_allv", 0, "float32", (0, 1), 256, 256,
-              (128, 128), (128, 128), deps=(0,)),
+        Event(
+            0,
+            "all_to_all",
+            "id_exchange",
+            "all2all_data:kjt values",
+            "all_to_allv",
+            0,
+            "int64",
+            (0, 1),
+            80,
+            56,
+            (32, 48),
+            (32, 24),
+        ),
+        Event(
+            1,
+            "all_to_all",
+            "row_exchange",
+            "alltoall_fwd_single",
+            "all_to_allv",
+            0,
+            "float32",
+            (0, 1),
+            256,
+            256,
+            (128, 128),
+            (128, 128),
+            deps=(0,),
+        ),
         Event(2, "all_reduce", "dense_grads", "", "allreduce", 0, "float32", (0, 1), 400, 400, deps=(0,)),
-    )  # fmt: skip
+    )
     assert trace.ranks[1][0].sends == (24, 40) and trace.ranks[1][0].receives == (48, 40)
 
 
@@ -225,22 +275,35 @@ def published():
 
     message("Int64List", (1, "values", kind.TYPE_INT64, "repeated"))
     attribute = message(
-        "AttributeProto", (1, "name", kind.TYPE_STRING), (2, "doc_string", kind.TYPE_STRING),
-        (3, "double_val", kind.TYPE_DOUBLE), (7, "int32_val", kind.TYPE_INT32), (9, "int64_val", kind.TYPE_INT64),
-        (10, "int64_list", "Int64List"), (11, "uint32_val", kind.TYPE_UINT32), (13, "uint64_val", kind.TYPE_UINT64),
-        (17, "sint64_val", kind.TYPE_SINT64), (21, "fixed64_val", kind.TYPE_FIXED64), (27, "bool_val", kind.TYPE_BOOL),
+        "AttributeProto",
+        (1, "name", kind.TYPE_STRING),
+        (2, "doc_string", kind.TYPE_STRING),
+        (3, "double_val", kind.TYPE_DOUBLE),
+        (7, "int32_val", kind.TYPE_INT32),
+        (9, "int64_val", kind.TYPE_INT64),
+        (10, "int64_list", "Int64List"),
+        (11, "uint32_val", kind.TYPE_UINT32),
+        (13, "uint64_val", kind.TYPE_UINT64),
+        (17, "sint64_val", kind.TYPE_SINT64),
+        (21, "fixed64_val", kind.TYPE_FIXED64),
+        (27, "bool_val", kind.TYPE_BOOL),
         (29, "string_val", kind.TYPE_STRING),
-    )  # fmt: skip
+    )
     attribute.oneof_decl.add(name="value")
     for field in attribute.field[2:]:
         field.oneof_index = 0
     message("GlobalMetadata", (1, "version", kind.TYPE_STRING), (2, "attr", "AttributeProto", "repeated"))
     message(
-        "Node", (1, "id", kind.TYPE_UINT64), (2, "name", kind.TYPE_STRING), (3, "type", kind.TYPE_INT32),
-        (4, "ctrl_deps", kind.TYPE_UINT64, "repeated"), (5, "data_deps", kind.TYPE_UINT64, "repeated"),
-        (6, "start_time_micros", kind.TYPE_UINT64), (7, "duration_micros", kind.TYPE_UINT64),
+        "Node",
+        (1, "id", kind.TYPE_UINT64),
+        (2, "name", kind.TYPE_STRING),
+        (3, "type", kind.TYPE_INT32),
+        (4, "ctrl_deps", kind.TYPE_UINT64, "repeated"),
+        (5, "data_deps", kind.TYPE_UINT64, "repeated"),
+        (6, "start_time_micros", kind.TYPE_UINT64),
+        (7, "duration_micros", kind.TYPE_UINT64),
         (10, "attr", "AttributeProto", "repeated"),
-    )  # fmt: skip
+    )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return (
@@ -276,7 +339,14 @@ def test_protobuf_files_follow_the_published_schema(tmp_path):
         node.DiscardUnknownFields()  # nothing that the schema lacks
         assert len(node.SerializeToString()) == len(message)
     assert [(n.id, n.type, list(n.data_deps)) for n in nodes] == [
-        (0, 4, []), (2, 7, [0]), (3, 7, []), (4, 7, []), (5, 7, [2]), (6, 4, [5]), (7, 7, [4, 6])]  # fmt: skip
+        (0, 4, []),
+        (2, 7, [0]),
+        (3, 7, []),
+        (4, 7, []),
+        (5, 7, [2]),
+        (6, 4, [5]),
+        (7, 7, [4, 6]),
+    ]
     assert [(n.start_time_micros, n.duration_micros) for n in nodes[:3]] == [(0, 4), (5, 7), (0, 0)]
     values = [{a.name: getattr(a, a.WhichOneof("value")) for a in n.attr} for n in nodes]
     assert values[0]["is_cpu_op"] is False and values[0]["num_ops"] == 0
@@ -289,9 +359,13 @@ def test_a_foreign_protobuf_trace(tmp_path):
     """Written with Google's protobuf: nodes out of order, an enum as int32, fields and attributes not ours."""
     metadata, node_class = published()
     coll = node_class(id=10, name="AR", type=7, ctrl_deps=[40], duration_micros=3)
-    for name, field, value in (("comm_type", "int32_val", 0), ("comm_size", "uint64_val", 1000),
-                               ("is_cpu_op", "bool_val", False), ("other", "double_val", 0.5),
-                               ("negative", "int64_val", -1)):  # fmt: skip
+    for name, field, value in (
+        ("comm_type", "int32_val", 0),
+        ("comm_size", "uint64_val", 1000),
+        ("is_cpu_op", "bool_val", False),
+        ("other", "double_val", 0.5),
+        ("negative", "int64_val", -1),
+    ):
         coll.attr.add(name=name, **{field: value})
     gather = node_class(id=11, name="AG", type=7, data_deps=[10])
     gather.attr.add(name="comm_type", int64_val=2)
@@ -306,10 +380,19 @@ def test_a_foreign_protobuf_trace(tmp_path):
     trace = read_trace(tmp_path)
     assert trace.ranks[1] == (
         Event(0, COMPUTE, name="gemm", start_ns=0, duration_ns=9000),
-        Event(1, "all_reduce", name="AR", group=(0, 1), in_bytes=1000, out_bytes=1000, deps=(0,), start_ns=0,
-              duration_ns=3000),
+        Event(
+            1,
+            "all_reduce",
+            name="AR",
+            group=(0, 1),
+            in_bytes=1000,
+            out_bytes=1000,
+            deps=(0,),
+            start_ns=0,
+            duration_ns=3000,
+        ),
         Event(2, "all_gather", name="AG", group=(0, 1), in_bytes=6, out_bytes=12, deps=(1,)),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("version", [None, "1.0.0"])
@@ -338,5 +421,7 @@ def test_a_protobuf_trace_of_chakras_own_converters(tmp_path, version):
     assert [(e.start_ns, e.duration_ns) for e in found] == [(None, None), (None, 5000), (None, None)]
     assert figures(read_trace(tmp_path))["time"] is None  # what began when is not known
     assert [(e.name, e.kind, e.deps, e.in_bytes) for e in found] == [
-        ("c10d::allreduce_", COMPUTE, (), 0), ("ncclKernel", "all_reduce", (0,), 400), ("DDP", COMPUTE, (1,), 0),
-    ]  # fmt: skip
+        ("c10d::allreduce_", COMPUTE, (), 0),
+        ("ncclKernel", "all_reduce", (0,), 400),
+        ("DDP", COMPUTE, (1,), 0),
+    ]

@@ -151,9 +151,12 @@ def test_numbers_of_other_types():
         ([None, None], pa.null(), [math.nan] * 2),
         ([datetime.date(1970, 1, 2), None], pa.date32(), [86400, math.nan]),
         ([datetime.datetime(1970, 1, 1, 0, 1)], pa.timestamp("ns"), [60]),
-        ([datetime.datetime(1970, 1, 1, 1, tzinfo=datetime.timezone(datetime.timedelta(hours=1)))],
-         pa.timestamp("us", "Europe/Berlin"), [0]),
-    ):  # fmt: skip
+        (
+            [datetime.datetime(1970, 1, 1, 1, tzinfo=datetime.timezone(datetime.timedelta(hours=1)))],
+            pa.timestamp("us", "Europe/Berlin"),
+            [0],
+        ),
+    ):
         numbers, wrong = convert.numbers(convert.plain(pa.array(values, kind)))
         np.testing.assert_array_equal(numbers, truth)
         assert wrong is None and numbers.dtype == np.float64

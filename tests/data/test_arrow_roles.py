@@ -195,12 +195,16 @@ def test_proposals_as_text_beside_roles_of_ones_own():
 def test_the_grammar():
     auto, asked = roles.parse(("user:id", "a:b:id", "tags:jagged:split=;:min_count=2", "price:dense:log1p", "w:weight"))
     assert not auto and asked == {
-        "user": Asked("id"), "a:b": Asked("id"), "tags": Asked("jagged", separator=";", min_count=2),
-        "price": Asked("dense", "log1p"), "w": Asked("weight"),
-    }  # fmt: skip
+        "user": Asked("id"),
+        "a:b": Asked("id"),
+        "tags": Asked("jagged", separator=";", min_count=2),
+        "price": Asked("dense", "log1p"),
+        "w": Asked("weight"),
+    }
     assert roles.parse(("age:id:bucket=10", "tags:jagged:hash=1000:min_count=3"))[1] == {
-        "age": Asked("id", buckets=10), "tags": Asked("jagged", hashed=1000, min_count=3),
-    }  # fmt: skip
+        "age": Asked("id", buckets=10),
+        "tags": Asked("jagged", hashed=1000, min_count=3),
+    }
     assert roles.parse(("auto", "zip:id", "note:skip")) == (True, {"zip": Asked("id"), "note": Asked("skip")})
     assert roles.parse(("id:id",)) == (False, {"id": Asked("id")})
 

@@ -110,8 +110,12 @@ def test_by_time_as_plain_python(times, amounts):
 
 
 @settings(max_examples=100)
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=25), st.integers(0, 2), st.integers(0, 2),
-       st.booleans())  # fmt: skip
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=25),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.booleans(),
+)
 def test_last_of_each_group_as_plain_python(rows, validation, test, timed):
     groups = collections.defaultdict(list)
     for row, (group, time) in enumerate(rows):

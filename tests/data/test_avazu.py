@@ -29,11 +29,13 @@ def line(number=1, click=0, hour="14102100", site="1fbe01fe", c20="-1", c14="157
 
 # Days 1 to 4 of a log; 21 October 2014 was a Tuesday.
 ROWS = [
-    line(1, 0, "14102100"), line(2, 1, "14102123", site="ffffffff"),
+    line(1, 0, "14102100"),
+    line(2, 1, "14102123", site="ffffffff"),
     line(3, 0, "14102206", c20="100084"),
     line(4, 1, "14102312"),
-    line(5, 0, "14102418"), line(6, 0, "14102418", site="00000000"),
-]  # fmt: skip
+    line(5, 0, "14102418"),
+    line(6, 0, "14102418", site="00000000"),
+]
 
 
 def write(folder, rows=ROWS, head=HEAD, name="train.csv"):

@@ -63,9 +63,15 @@ def blocks_of(tmp_path, rows, test):
 
     def batch(rows):
         x, z, d, labels, weights = zip(*rows, strict=True)
-        return Batch(np.array(d, np.float32)[:, None], {"x": Bags(np.array(x)), "z": Bags(
-            np.array([i for bag in z for i in bag], np.int64), np.array([len(bag) for bag in z]))},
-            np.array(labels, np.float32), np.array(weights, np.float32))  # fmt: skip
+        return Batch(
+            np.array(d, np.float32)[:, None],
+            {
+                "x": Bags(np.array(x)),
+                "z": Bags(np.array([i for bag in z for i in bag], np.int64), np.array([len(bag) for bag in z])),
+            },
+            np.array(labels, np.float32),
+            np.array(weights, np.float32),
+        )
 
     return write_prepared(tmp_path / "out", "own", schema, {"train": [batch(rows)], "test": [batch(test)]}, {})
 
@@ -76,8 +82,15 @@ def test_naive_bayes_by_hand(tmp_path):
     x: 0 has labels 1, 1, 0 -> (2 + 2.5) / 8; 1 has 1, 0, 0 -> (1 + 2.5) / 8; 2 is new -> 1/2. Bags: entry 1 has 1, 1 ->
     4.5 / 7; 2 has 1, 0, 0 -> 3.5 / 8, as it stands in three rows. The number is constant and adds the same to all rows.
     """
-    train = [(0, [1], 5, 1, 1), (0, [1, 2], 5, 1, 1), (0, [2], 5, 0, 1), (1, [], 5, 1, 1), (1, [2], 5, 0, 1),
-             (1, [], 5, 0, 1), (2, [3], 5, 1, 0)]  # fmt: skip
+    train = [
+        (0, [1], 5, 1, 1),
+        (0, [1, 2], 5, 1, 1),
+        (0, [2], 5, 0, 1),
+        (1, [], 5, 1, 1),
+        (1, [2], 5, 0, 1),
+        (1, [], 5, 0, 1),
+        (2, [3], 5, 1, 0),
+    ]
 
     def odds(rate):
         return np.log(rate / (1 - rate))
@@ -85,8 +98,10 @@ def test_naive_bayes_by_hand(tmp_path):
     x, z = {0: odds(4.5 / 8), 1: odds(3.5 / 8), 2: 0}, {1: odds(4.5 / 7), 2: odds(3.5 / 8), 3: 0}
     for seed in range(8):
         rng = np.random.default_rng(seed)
-        test = [(int(i), [int(j) for j in rng.integers(1, 4, rng.integers(0, 3))], 5, int(rng.random() < 0.5), 1.0)
-                for i in rng.integers(0, 3, 9)]  # fmt: skip
+        test = [
+            (int(i), [int(j) for j in rng.integers(1, 4, rng.integers(0, 3))], 5, int(rng.random() < 0.5), 1.0)
+            for i in rng.integers(0, 3, 9)
+        ]
         test += [(0, [], 5, 1, 1.0), (1, [], 5, 0, 2.0)]
         scores = [x[i] + (sum(z[j] for j in bag) / len(bag) if bag else 0) for i, bag, _, _, _ in test]
         _, _, _, labels, weights = zip(*test, strict=True)

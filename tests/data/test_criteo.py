@@ -180,7 +180,7 @@ DAMAGE = {
     "utf-16": (GOOD.decode().encode("utf-16"), r"train.txt:1: the label \(column 1\) is '\\xff\\xfe1"),
     "empty": (b"", "train.txt is empty"),
     "zipped": (gzip.compress(GOOD), "train.txt is gzipped, but its name does not end in .gz"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DAMAGE)

@@ -32,10 +32,10 @@ def test_rows_are_read_as_python_reads_them(rows, hexadecimal):
 @given(
     rows=criteo_support.rows(3),
     field=st.integers(0, 39),
-    value=st.binary(max_size=10) | st.from_regex(r"\A-?[0-9]{0,20}\Z").map(str.encode) | st.from_regex(
-        r"\A[0-9a-gA-G@`:/-]{0,9}\Z"
-    ).map(str.encode),
-)  # fmt: skip
+    value=st.binary(max_size=10)
+    | st.from_regex(r"\A-?[0-9]{0,20}\Z").map(str.encode)
+    | st.from_regex(r"\A[0-9a-gA-G@`:/-]{0,9}\Z").map(str.encode),
+)
 def test_the_parser_refuses_what_the_check_of_a_line_refuses(rows, field, value):
     lines = criteo_support.text(rows).split(b"\n")[:-1]
     fields = lines[-1].split(b"\t")

@@ -82,9 +82,17 @@ def test_counts_by_hand(tmp_path):
     }
     x, y = found["features"]
     assert x == {
-        "name": "x", "rows": 100, "bag": 1, "weighted": False, "ids": 10, "distinct_ids": 3, "mean_bag": 1.0,
-        "top_id_share": 0.8, "ids_for_90_percent": 2, "ids_for_90_percent_share": 2 / 3,
-    }  # fmt: skip
+        "name": "x",
+        "rows": 100,
+        "bag": 1,
+        "weighted": False,
+        "ids": 10,
+        "distinct_ids": 3,
+        "mean_bag": 1.0,
+        "top_id_share": 0.8,
+        "ids_for_90_percent": 2,
+        "ids_for_90_percent_share": 2 / 3,
+    }
     assert (y["ids"], y["distinct_ids"], y["mean_bag"], y["top_id_share"]) == (3, 1, 0.3, 1.0)
     assert found["references"] == {"mean": 0.5}
     text = to_text(found)

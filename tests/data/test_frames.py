@@ -67,12 +67,25 @@ def of_reader(table, path):
 
 
 def of_arrays(table, path):
-    return {name: table[name].to_numpy() if name in ("item_id", "price") else table[name].to_pylist()
-            for name in table.column_names}  # fmt: skip
+    return {
+        name: table[name].to_numpy() if name in ("item_id", "price") else table[name].to_pylist()
+        for name in table.column_names
+    }
 
 
-SOURCES = [of_pandas, of_pandas_arrow, of_pandas_plain, of_polars, of_polars_lazy, of_duckdb, of_duckdb_arrow,
-           of_datasets, of_pyarrow, of_reader, of_arrays]  # fmt: skip
+SOURCES = [
+    of_pandas,
+    of_pandas_arrow,
+    of_pandas_plain,
+    of_polars,
+    of_polars_lazy,
+    of_duckdb,
+    of_duckdb_arrow,
+    of_datasets,
+    of_pyarrow,
+    of_reader,
+    of_arrays,
+]
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +120,16 @@ def weights_of(given, folder):
     return arrays(folder / "run", 3), measures
 
 
-TRAINED = {"model": "dcnv2", "model.top": "4-1", "model.bottom": "4", "embedding.dim": 4, "train.steps": 3,
-           "train.batch_size": 64, "mesh.devices": 1, "small.below_rows": 0}  # fmt: skip
+TRAINED = {
+    "model": "dcnv2",
+    "model.top": "4-1",
+    "model.bottom": "4",
+    "embedding.dim": 4,
+    "train.steps": 3,
+    "train.batch_size": 64,
+    "mesh.devices": 1,
+    "small.below_rows": 0,
+}
 
 
 @pytest.mark.full
@@ -116,8 +137,11 @@ def test_one_trained_model_bit_for_bit(tmp_path):
     """From the same rows as Parquet, CSV, Feather and every frame that is installed."""
     plain = tables.clicks(400, lists=False)
     path = tables.write(plain, tmp_path / "t.parquet")
-    given = {"parquet": path, "csv": tables.write(plain, tmp_path / "t.csv"),
-             "feather": tables.write(plain, tmp_path / "t.feather")}  # fmt: skip
+    given = {
+        "parquet": path,
+        "csv": tables.write(plain, tmp_path / "t.csv"),
+        "feather": tables.write(plain, tmp_path / "t.feather"),
+    }
     for source in (of_pandas, of_pandas_plain, of_polars, of_duckdb, of_datasets, of_arrays):
         with contextlib.suppress(pytest.skip.Exception):
             given[source.__name__] = source(plain, path)
@@ -164,9 +188,22 @@ def small(**columns):
             "dense",
         ),
     ],
-    ids=["int64", "uint64", "boolean", "empty text", "dictionary", "decimal", "nan", "half", "lists", "lists of text",
-         "one value", "time zones", "dates"],
-)  # fmt: skip
+    ids=[
+        "int64",
+        "uint64",
+        "boolean",
+        "empty text",
+        "dictionary",
+        "decimal",
+        "nan",
+        "half",
+        "lists",
+        "lists of text",
+        "one value",
+        "time zones",
+        "dates",
+    ],
+)
 def test_odd_values_are_what_they_stand_for(odd, plain, role, tmp_path):
     options = {"columns": f"user:id,odd:{role}", "missing_indicators": True}
     given = small(odd=odd)

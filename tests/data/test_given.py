@@ -105,7 +105,7 @@ def test_an_array_is_bags_of_equal_size():
         (with_bags(tags=[[0], ["x"], []]), "feature 'tags': ids of row 1 must be integers, but row 0 is"),
         (with_bags(tags=Bags(np.array([0, 4, 1]), np.array([2, 0, 2]))), "'tags', .* lengths sum to 4"),
     ],
-)  # fmt: skip
+)
 def test_what_else_is_refused_with_its_place(block, pattern):
     with pytest.raises(DataError) as caught:
         fit(block)
@@ -156,8 +156,10 @@ def test_other_names_of_the_validation_split(tmp_path, name):
     splits = {"Train": [BLOCK, BLOCK], name: BLOCK, "test": [BLOCK]}  # and one block alone stands for a list
     source = write_prepared(tmp_path / "own", "own", SCHEMA, splits, {})
     assert {split: source.row_counts(split).tolist() for split in ("train", "validation", "test")} == {
-        "train": [3, 3], "validation": [3], "test": [3],
-    }  # fmt: skip
+        "train": [3, 3],
+        "validation": [3],
+        "test": [3],
+    }
     assert source.read("validation", 0).labels.tolist() == [1, 0, 1]
 
 

@@ -148,8 +148,11 @@ def prepared(folder: Path, rows: dict[str, Any], label: str = LABELS, **more: An
 def test_a_table_of_several_labels(tmp_path: Path) -> None:
     source = prepared(tmp_path, ROWS)
     assert source.schema.labels == (
-        Label("clicked"), Label("bought", weight="clicked"), Label("stars", "class", 3), Label("rating", "number")
-    )  # fmt: skip
+        Label("clicked"),
+        Label("bought", weight="clicked"),
+        Label("stars", "class", 3),
+        Label("rating", "number"),
+    )
     read = source.read("train", 0)
     clicked = np.array(ROWS["clicked"])
     bought, stars = [1, 0, 0, 1, 0, 0, 0, 1], [2, 0, 0, 2, 1, 2, 0, 1]  # classes 2, 3 and 10, as numbers

@@ -19,9 +19,17 @@ pytestmark = pytest.mark.light_compile
 
 # user, movie, rating, time; two ratings at 4000, which keep their order of lines
 RATINGS = [
-    (5, 10, 4, 8000), (1, 10, 4, 1000), (2, 20, 3, 2000), (1, 30, 5, 3000), (3, 10, 1, 4000), (2, 10, 5, 4000),
-    (1, 20, 4, 5000), (3, 40, 2, 6000), (1, 40, 4, 7000), (2, 40, 5, 9000),
-]  # fmt: skip
+    (5, 10, 4, 8000),
+    (1, 10, 4, 1000),
+    (2, 20, 3, 2000),
+    (1, 30, 5, 3000),
+    (3, 10, 1, 4000),
+    (2, 10, 5, 4000),
+    (1, 20, 4, 5000),
+    (3, 40, 2, 6000),
+    (1, 40, 4, 7000),
+    (2, 40, 5, 9000),
+]
 IN_TIME = sorted(RATINGS, key=lambda rating: rating[3])
 MOVIES = {
     30: ("Wanted, Dead or Alive", []),
@@ -140,8 +148,14 @@ def test_half_stars_and_other_thresholds(tmp_path):
 
 def test_tags_are_those_given_before_the_rating(tmp_path):
     raw = write(tmp_path / "raw", "latest")
-    by_rating = {(1, 1000): [b"dark"], (3, 4000): [b"dark", b"slow, very"], (2, 4000): [b"dark", b"slow, very"],
-                 (1, 7000): [b"war"], (5, 8000): [b"dark", b"slow, very", b"dark"], (2, 9000): [b"war"]}  # fmt: skip
+    by_rating = {
+        (1, 1000): [b"dark"],
+        (3, 4000): [b"dark", b"slow, very"],
+        (2, 4000): [b"dark", b"slow, very"],
+        (1, 7000): [b"war"],
+        (5, 8000): [b"dark", b"slow, very", b"dark"],
+        (2, 9000): [b"war"],
+    }
     for most in (1, 2, 9):
         found = bags(read(raw, tags=most)[1].columns["tags"])
         assert found == [by_rating.get((user, time), [])[-most:] for user, _, _, time in IN_TIME]
@@ -187,8 +201,11 @@ def test_which_release_a_folder_holds(tmp_path):
         read(tmp_path / "empty")
 
 
-FILES = {"100k": ("u.data", "u.item", "u.user"), "1m": ("ratings.dat", "movies.dat", "users.dat"),
-         "latest": ("ratings.csv", "movies.csv", "tags.csv")}  # fmt: skip
+FILES = {
+    "100k": ("u.data", "u.item", "u.user"),
+    "1m": ("ratings.dat", "movies.dat", "users.dat"),
+    "latest": ("ratings.csv", "movies.csv", "tags.csv"),
+}
 ALL = [(variant, name) for variant in VARIANTS for name in FILES[variant]]
 
 

@@ -24,10 +24,17 @@ MOVIES = """\
 """
 # Ten ratings in the order of time: eight before the test, of which (validation_fraction=0.25) two validate.
 RATINGS = [
-    (1, 10, 8, 1000), (2, 20, 7, 2000), (1, 30, 9, 3000), (3, 10, 3, 4000), (2, 10, 10, 4000), (1, 20, 8, 5000),
-    (4, 40, 8, 6000), (1, 40, 0, 7000),
-    (1, 10, 8, 8000), (5, 40, 2, 9000),
-]  # fmt: skip
+    (1, 10, 8, 1000),
+    (2, 20, 7, 2000),
+    (1, 30, 9, 3000),
+    (3, 10, 3, 4000),
+    (2, 10, 10, 4000),
+    (1, 20, 8, 5000),
+    (4, 40, 8, 6000),
+    (1, 40, 0, 7000),
+    (1, 10, 8, 8000),
+    (5, 40, 2, 9000),
+]
 CONFIG = MovieTweetings(
     validation_fraction=0.25, min_user_count=2, min_movie_count=1, min_year_count=1, min_genre_count=1
 )

@@ -54,12 +54,20 @@ def test_what_was_encoded_is_what_was_in_the_file(tmp_path_factory, rows, form, 
         return
     folder = tmp_path_factory.mktemp("table")
     labels, weights, words, numbers, bags, prices = map(list, zip(*rows, strict=True))
-    table = pa.table({"y": labels, "w": weights, "word": words, "n": pa.array(numbers, pa.int64()),
-                      "bag": pa.array(bags, pa.list_(pa.int64())),
-                      "price": pa.array(prices, pa.float32())})  # fmt: skip
+    table = pa.table(
+        {
+            "y": labels,
+            "w": weights,
+            "word": words,
+            "n": pa.array(numbers, pa.int64()),
+            "bag": pa.array(bags, pa.list_(pa.int64())),
+            "price": pa.array(prices, pa.float32()),
+        }
+    )
     columns = ("word:id", "n:id", "bag:jagged", "price:dense", "w:weight")
-    config = Table(label="y", columns=columns, dense="none", missing_indicators=True, split="random:0.6,0.2,0.2",
-                   split_seed=seed)  # fmt: skip
+    config = Table(
+        label="y", columns=columns, dense="none", missing_indicators=True, split="random:0.6,0.2,0.2", split_seed=seed
+    )
     path = tables.write(table, folder / f"t.{form}")
     try:
         source = prepared(config, path, folder / "out")
@@ -99,9 +107,12 @@ def test_the_roles_and_values_of_the_clicks(table, source):
     encoder = open_encoder(source.path)
     kinds = {f.name: (f.jagged, f.optional, f.values) for f in encoder.features}
     assert kinds == {
-        "user": (False, False, "text"), "item_id": (False, False, "integer"), "kind": (False, True, "text"),
-        "paid": (False, False, "integer"), "tags": (True, False, "integer"),
-    }  # fmt: skip
+        "user": (False, False, "text"),
+        "item_id": (False, False, "integer"),
+        "kind": (False, True, "text"),
+        "paid": (False, False, "integer"),
+        "tags": (True, False, "integer"),
+    }
     assert source.schema.dense == ("price", "vector[0]", "vector[1]")
     assert source.about["label"] == "clicked" and "by chance (seed 0): train 0.8" in source.about["splits"]
     assert list(source.about["files"]) == ["t.parquet"]
@@ -158,7 +169,7 @@ def test_lists_as_text(table, tmp_path):
         {"kind": lambda c: c.fill_null(""), "tags": lambda c: pa.array([t or [] for t in c.to_pylist()], c.type)},
     ],
     ids=["dictionary", "nan", "decimal", "boolean label", "fixed lists", "empty text"],
-)  # fmt: skip
+)
 def test_how_values_are_stored_makes_no_difference(table, source, tmp_path, change):
     for name, how in change.items():
         table = table.set_column(table.schema.names.index(name), name, how(table[name].combine_chunks()))
@@ -227,11 +238,14 @@ def test_transforms_of_single_columns_against_plain_python(tmp_path):
     """And the same for raw rows that are read later."""
     rng = np.random.default_rng(3)
     data = {
-        "y": [0, 1] * 200, "a": rng.lognormal(size=400), "b": rng.normal(size=400), "c": rng.normal(3, 2, 400),
+        "y": [0, 1] * 200,
+        "a": rng.lognormal(size=400),
+        "b": rng.normal(size=400),
+        "c": rng.normal(3, 2, 400),
         "age": [None if i % 40 == 7 else float(v) for i, v in enumerate(rng.integers(0, 50, 400))],
         "word": [f"w{i}" for i in rng.integers(0, 300, 400)],
         "bag": [[int(i), int(i) + 1] for i in rng.integers(0, 9, 400)],
-    }  # fmt: skip
+    }
     path = small(tmp_path, **data)
     columns = ("a:dense:log1p", "b:dense:none", "c:dense", "age:id:bucket=4", "word:id:hash=10", "bag:jagged:hash=3")
     config = Table(label="y", columns=columns, split="random:0.7,0.1,0.2")
@@ -299,8 +313,13 @@ def splits_of(config, path):
 
 
 def test_splits_of_rows(tmp_path):
-    path = small(tmp_path, y=[0, 1] * 3, t=[3, 1, 2, 6, 5, 4], g=["a", "a", "b", "a", "b", "b"],
-                 s=["Train", "test", "valid", "train", "dev", "TEST"])  # fmt: skip
+    path = small(
+        tmp_path,
+        y=[0, 1] * 3,
+        t=[3, 1, 2, 6, 5, 4],
+        g=["a", "a", "b", "a", "b", "b"],
+        s=["Train", "test", "valid", "train", "dev", "TEST"],
+    )
     base = Table(label="y", columns=("g:id",))
     cases = [
         ({"split": "time:0.5,0.3,0.2", "time": "t"}, [0, 0, 0, 2, 1, 1]),

@@ -30,19 +30,35 @@ USUAL = "columns=user:id,price:dense"
         (["columns=user"], {}, 2, ["'user' is not COLUMN:ROLE"]),
         (["columns=clicked:id"], {}, 2, ["'clicked' is the label"]),
         (["columns=price:skip"], {}, 2, ["no column of .* is left as a feature"]),
-        (["label=price"], {}, 3, ["t.parquet row 2: the label 'price' is 2.0, not 0 or 1; its values are 1.0, 2.0",
-                                  "threshold=X", "label=price:number"]),
+        (
+            ["label=price"],
+            {},
+            3,
+            [
+                "t.parquet row 2: the label 'price' is 2.0, not 0 or 1; its values are 1.0, 2.0",
+                "threshold=X",
+                "label=price:number",
+            ],
+        ),
         (["label=price"], {"price": [10.0, 9.0, 1.0, 0.0]}, 3, ["its values are 0.0, 1.0, 9.0, 10.0"]),
         ([], {"clicked": ["no", "yes", "no", "no"]}, 3, ["row 1: the label 'clicked' is 'no'", "positive=VALUE"]),
         ([], {"clicked": [0, 1, None, 1]}, 3, ["row 3: the label 'clicked' is missing", "where=clicked!=, or fill"]),
         ([], {"clicked": [0, 1, float("nan"), 1]}, 3, ["row 3: the label 'clicked' is missing"]),
         ([], {"clicked": [1, 1, 1, 1]}, 3, [r"the label, clicked, is 1 in all 4 rows .the values of 'clicked' are 1."]),
         (["threshold=9"], {}, 3, ["the label, clicked >= 9, is 0 in all 4 rows"]),
-        (["positive=yess"], {"clicked": ["no", "yes", "no", "no"]}, 3,
-         ["the label, clicked is yess, is 0 in all 4 rows .*'no', 'yes'", "Did you mean positive=yes[?]"]),
+        (
+            ["positive=yess"],
+            {"clicked": ["no", "yes", "no", "no"]},
+            3,
+            ["the label, clicked is yess, is 0 in all 4 rows .*'no', 'yes'", "Did you mean positive=yes[?]"],
+        ),
         ([], {"clicked": [[0], [1], [1], [0]]}, 3, ["the label 'clicked' holds lists"]),
-        ([USUAL], {"price": ["1", "cheap", "2", "3"]}, 3, ["row 2: column 'price' is 'cheap', not a finite number",
-                                                           "price:skip"]),
+        (
+            [USUAL],
+            {"price": ["1", "cheap", "2", "3"]},
+            3,
+            ["row 2: column 'price' is 'cheap', not a finite number", "price:skip"],
+        ),
         ([USUAL], {"price": [1.0, 2.0, float("inf"), 4.0]}, 3, ["row 3: column 'price' is inf, not a finite number"]),
         ([USUAL], {"price": pa.nulls(4)}, 3, ["column 'price' has no value in any of 4 rows"]),
         (["columns=price:id"], {"price": [1.0, 2.5, 3.0, 4.0]}, 3, ["column 'price' holds numbers with fractions"]),
@@ -55,13 +71,17 @@ USUAL = "columns=user:id,price:dense"
         ([USUAL, "split=time", "time=user"], {}, 3, ["row 1: column 'user' is 'a', not a number or a time"]),
         ([USUAL, "split=time", "time=day"], {"day": [1, None, 2, 3]}, 3, ["row 2: column 'day' is null"]),
         ([USUAL, "split=last", "group=day"], {"day": [1, None, 2, 3]}, 3, ["row 2: column 'day' is null, so the row"]),
-        ([USUAL, "split=column", "split_column=user"], {}, 3, ["row 1: column 'user' is 'a', which names no split",
-                                                               "train, validation, test"]),
+        (
+            [USUAL, "split=column", "split_column=user"],
+            {},
+            3,
+            ["row 1: column 'user' is 'a', which names no split", "train, validation, test"],
+        ),
         ([USUAL, "split=random:0.5,0.5"], {}, 2, ["which are 1 together"]),
         ([USUAL, "threshold=1", "positive=1"], {}, 2, ["Give one of them"]),
         ([USUAL, "--beam=x"], {}, 2, ["leave out --beam"]),
     ],
-)  # fmt: skip
+)
 def test_wrong_options_and_values(tmp_path, options, columns, status, patterns):
     refused = assert_refused(prepare(tmp_path, *options, **columns), status, *patterns)
     assert len(refused) < 700
@@ -83,8 +103,18 @@ def test_wrong_options_and_values(tmp_path, options, columns, status, patterns):
 def test_wrong_csv(tmp_path, content, status, patterns):
     path = tmp_path / "t.csv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    done = inside("data", "prepare", "table", "--from", path, "--out", tmp_path / "out", "label=clicked",
-                  "columns=user:id", "split=random:1,0,0")  # fmt: skip
+    done = inside(
+        "data",
+        "prepare",
+        "table",
+        "--from",
+        path,
+        "--out",
+        tmp_path / "out",
+        "label=clicked",
+        "columns=user:id",
+        "split=random:1,0,0",
+    )
     assert_refused(done, status, *patterns)
 
 

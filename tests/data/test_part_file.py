@@ -46,8 +46,9 @@ def test_rows_of_each_split_and_counts_come_back(tmp_path, chunk):
                 np.testing.assert_array_equal(found.labels, chunk.labels[keep], strict=True)
             of_train = [row[0] for row in values(chunk, chunk.split == 0)]
             assert [c.tolist() for c in part_file.train_counts(arrays, 0)] == [
-                [b"a", b"bc"], [of_train.count(b"a"), of_train.count(b"bc")]
-            ]  # fmt: skip
+                [b"a", b"bc"],
+                [of_train.count(b"a"), of_train.count(b"bc")],
+            ]
 
 
 def test_rows_of_a_split_that_was_forgotten_can_still_be_read(tmp_path, chunk):

@@ -41,8 +41,9 @@ def test_the_names_are_those_of_the_rows_that_were_prepared(source):
     found = meaning(source, source.schema.feature("city"))
     names = [found.name(int(row)) for row in block.bags["city"].ids[:, 0]]
     known = set(seen("city"))
-    assert names == [row["city"] if row["city"] in known else "missing" if row["city"] is None else "unknown"
-                     for row in rows()[600:]]  # fmt: skip
+    assert names == [
+        row["city"] if row["city"] in known else "missing" if row["city"] is None else "unknown" for row in rows()[600:]
+    ]
 
 
 @pytest.mark.parametrize(("modulo", "names"), [(0, ["0000000f", "05db9164", "ffffffff"]), (100, ["15", "84", "95"])])

@@ -44,7 +44,7 @@ def changed(source: Any, what: str) -> Any:
         ("mean", "encoder", "encoder.stats.mean.0: 50.554 there, 50.5 here"),
         ("none", "vocabularies", "... there, nothing here"),
     ],
-)  # fmt: skip
+)
 def test_the_first_difference_is_named_with_both_values(source, what, kind, values):
     found = other_encoding(source, changed(source, what))
     assert found is not None and found.startswith(f"have other {kind} than those that the run was trained on (")

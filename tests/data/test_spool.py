@@ -69,9 +69,14 @@ def test_the_same_rows_are_the_same_data(truth, tmp_path, kind):
 def test_settings_as_elsewhere_in_python(truth, tmp_path):
     table = tables.clicks()
     made = recjax.prepare(
-        table, "clicked", tmp_path / "a", {"ids.min_count": 3}, columns=["user:id", "price:dense"], split="time",
+        table,
+        "clicked",
+        tmp_path / "a",
+        {"ids.min_count": 3},
+        columns=["user:id", "price:dense"],
+        split="time",
         time="when",
-    )  # fmt: skip
+    )
     assert made["rows"] == {"train": 240, "validation": 30, "test": 30}
     apart = recjax.prepare(table.slice(0, 200), "clicked", tmp_path / "b", test=Stream(table.slice(200)))
     assert apart["rows"]["test"] == 100 and 0 < apart["rows"]["validation"] < 40
@@ -107,14 +112,25 @@ def test_what_is_no_table(tmp_path, data, error, message):
 def test_values_as_numpy_has_them(tmp_path):
     day = datetime.date(2026, 1, 1)
     data = {
-        "text": np.array(["a", "bé"]), "bytes": np.array([b"a", b"b"]), "small": np.array([1, 2], np.uint8),
-        "nan": np.array([np.nan, 1.5]), "half": np.array([0.5, 2], np.float16), "day": np.array([day, day], "M8[D]"),
-        "masked": np.ma.masked_array([1, 2], [True, False]), "none": np.array(["x", None], object),
-    }  # fmt: skip
+        "text": np.array(["a", "bé"]),
+        "bytes": np.array([b"a", b"b"]),
+        "small": np.array([1, 2], np.uint8),
+        "nan": np.array([np.nan, 1.5]),
+        "half": np.array([0.5, 2], np.float16),
+        "day": np.array([day, day], "M8[D]"),
+        "masked": np.ma.masked_array([1, 2], [True, False]),
+        "none": np.array(["x", None], object),
+    }
     file = spool(data, tmp_path / "t.arrow", "the table")
     with pa.ipc.open_file(str(file.path)) as opened:
         rows = opened.read_all().to_pydict()
     assert rows == {
-        "text": ["a", "bé"], "bytes": [b"a", b"b"], "small": [1, 2], "nan": [None, 1.5], "half": [0.5, 2.0],
-        "day": [day, day], "masked": [None, 2], "none": ["x", None],
-    }  # fmt: skip
+        "text": ["a", "bé"],
+        "bytes": [b"a", b"b"],
+        "small": [1, 2],
+        "nan": [None, 1.5],
+        "half": [0.5, 2.0],
+        "day": [day, day],
+        "masked": [None, 2],
+        "none": ["x", None],
+    }

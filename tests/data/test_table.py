@@ -39,13 +39,17 @@ def read(tmp_path, data, form, name="x.dat", skip=False):
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("zipped", [False, True])
-@pytest.mark.parametrize("change", [
-    lambda data: data,
-    lambda data: data.removesuffix(b"\n"),
-    lambda data: data.replace(b"\n", b"\r\n"),
-    lambda data: b"\xef\xbb\xbf" + data,
-    lambda data: b"\xef\xbb\xbf" + data.replace(b"\n", b"\r\n").removesuffix(b"\r\n"),
-], ids=["as is", "no last line end", "CRLF", "BOM", "all"])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data,
+        lambda data: data.removesuffix(b"\n"),
+        lambda data: data.replace(b"\n", b"\r\n"),
+        lambda data: b"\xef\xbb\xbf" + data,
+        lambda data: b"\xef\xbb\xbf" + data.replace(b"\n", b"\r\n").removesuffix(b"\r\n"),
+    ],
+    ids=["as is", "no last line end", "CRLF", "BOM", "all"],
+)
 def test_line_ends_byte_order_mark_and_gzip_make_no_difference(tmp_path, form, zipped, change):
     data = change(lines_of(form, ("1", "é"), ("3", "x y")))
     found = read(tmp_path, gzip.compress(data) if zipped else data, form, "x.gz" if zipped else "x")
@@ -91,12 +95,15 @@ def test_lines_are_counted_across_pieces(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("skip", [False, True])
-@pytest.mark.parametrize(("data", "message"), [
-    (b'A,B\n1,"2\n3,4\n5,6\n', "x.dat:2: a double quote is opened"),  # to the end of the file
-    (b'A,B\n1,2\n3,"4\n5",6\n7,8\n', "x.dat:3: a double quote is opened"),  # would give a row of another width
-    (b'A,B\n1,"2\n3,4"\n5,6\n', "x.dat:2: a double quote is opened"),  # would give a row that looks right
-    (b'A,B\n1,"2\n', "x.dat:2: a double quote is opened"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b'A,B\n1,"2\n3,4\n5,6\n', "x.dat:2: a double quote is opened"),  # to the end of the file
+        (b'A,B\n1,2\n3,"4\n5",6\n7,8\n', "x.dat:3: a double quote is opened"),  # would give a row of another width
+        (b'A,B\n1,"2\n3,4"\n5,6\n', "x.dat:2: a double quote is opened"),  # would give a row that looks right
+        (b'A,B\n1,"2\n', "x.dat:2: a double quote is opened"),
+    ],
+)
 def test_an_open_quote_is_never_skipped_for_it_swallows_lines(tmp_path, data, message, skip):
     with pytest.raises(DataError, match=message):
         read(tmp_path, data, HEADED, skip=skip)

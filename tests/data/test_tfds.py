@@ -26,10 +26,15 @@ class Toy(tfds.core.GeneratorBasedBuilder):
 
     def _info(self):
         features = {
-            "user": tfds.features.Text(), "age": np.float32, "level": tfds.features.ClassLabel(num_classes=3),
-            "genres": tfds.features.Sequence(tfds.features.ClassLabel(names=["a", "b"])), "member": np.bool_,
-            "words": tfds.features.Sequence(tfds.features.Text()), "nested": {"x": np.int64}, "rating": np.float32,
-        }  # fmt: skip
+            "user": tfds.features.Text(),
+            "age": np.float32,
+            "level": tfds.features.ClassLabel(num_classes=3),
+            "genres": tfds.features.Sequence(tfds.features.ClassLabel(names=["a", "b"])),
+            "member": np.bool_,
+            "words": tfds.features.Sequence(tfds.features.Text()),
+            "nested": {"x": np.int64},
+            "rating": np.float32,
+        }
         return tfds.core.DatasetInfo(
             builder=self, features=tfds.features.FeaturesDict(features), disable_shuffling=True
         )
@@ -45,10 +50,15 @@ class Toy(tfds.core.GeneratorBasedBuilder):
 
 def row(i):
     return {
-        "user": ["", "ann", "bé"][i % 3], "age": float("nan") if i == 4 else i / 2, "level": i % 3,
-        "genres": [0, 1][: i % 3], "member": i % 2 == 0, "words": ["x", "", "zz"][: i % 4], "nested": {"x": i},
+        "user": ["", "ann", "bé"][i % 3],
+        "age": float("nan") if i == 4 else i / 2,
+        "level": i % 3,
+        "genres": [0, 1][: i % 3],
+        "member": i % 2 == 0,
+        "words": ["x", "", "zz"][: i % 4],
+        "nested": {"x": i},
         "rating": float(i % 6),
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")
@@ -185,12 +195,16 @@ def flip(file):
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [
-    lambda file: file.write_bytes(file.read_bytes()[:-100]),
-    lambda file: file.write_bytes(b""),
-    lambda file: file.unlink(),
-    flip,
-], ids=["cut", "empty", "missing", "flipped bit"])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda file: file.write_bytes(file.read_bytes()[:-100]),
+        lambda file: file.write_bytes(b""),
+        lambda file: file.unlink(),
+        flip,
+    ],
+    ids=["cut", "empty", "missing", "flipped bit"],
+)
 def test_damaged_rows(data_dir, tmp_path, damage):
     copy, version = damaged(data_dir, tmp_path)
     damage(next(version.glob("*train*")))

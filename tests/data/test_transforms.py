@@ -53,26 +53,44 @@ def options(draw):
     price = draw(st.sampled_from([f"dense:{draw(DENSE)}", "id:bucket=3"]))
     zone = draw(st.sampled_from(["", ":zone=America/New_York"]))
     columns = [
-        f"word:id{draw(count)}", f"n:id{draw(count)}", f"price:{price}", f"list:jagged{draw(count)}",
-        f"vector:vector:{draw(DENSE)}", f"t:time:year:month:day:weekday:hour:minute{zone}",
-        f"word*n:cross{draw(count)}", f"t.hour*word*n:cross{draw(count)}",
-    ]  # fmt: skip
+        f"word:id{draw(count)}",
+        f"n:id{draw(count)}",
+        f"price:{price}",
+        f"list:jagged{draw(count)}",
+        f"vector:vector:{draw(DENSE)}",
+        f"t:time:year:month:day:weekday:hour:minute{zone}",
+        f"word*n:cross{draw(count)}",
+        f"t.hour*word*n:cross{draw(count)}",
+    ]
     if columns[2].startswith("price:id"):
         columns.append("price*word:cross")
     where = draw(st.sampled_from([(), ("n>=-2",), ("word!=", "price<8"), ("t>1996-01-01",), ("word=a|b*",)]))
-    return Table(label="y", columns=tuple(columns), ids=ids, missing_indicators=draw(st.booleans()),
-                 where=where, split="random:0.7,0.1,0.2", split_seed=draw(st.integers(0, 3)))  # fmt: skip
+    return Table(
+        label="y",
+        columns=tuple(columns),
+        ids=ids,
+        missing_indicators=draw(st.booleans()),
+        where=where,
+        split="random:0.7,0.1,0.2",
+        split_seed=draw(st.integers(0, 3)),
+    )
 
 
 def table_of(rows, form):
     labels, words, numbers, prices, lists, vectors, times = map(list, zip(*rows, strict=True))
-    return pa.table({
-        "y": labels, "word": pa.array(words, pa.string()), "n": pa.array(numbers, pa.int64()),
-        "price": pa.array(prices, pa.float64()), "list": pa.array(lists, pa.list_(pa.int64())),
-        "vector": pa.array(vectors, pa.list_(pa.float64())),
-        "t": pa.array([None if t is None else FIRST + datetime.timedelta(seconds=t) for t in times],
-                      pa.timestamp("s", "UTC")),
-    })  # fmt: skip
+    return pa.table(
+        {
+            "y": labels,
+            "word": pa.array(words, pa.string()),
+            "n": pa.array(numbers, pa.int64()),
+            "price": pa.array(prices, pa.float64()),
+            "list": pa.array(lists, pa.list_(pa.int64())),
+            "vector": pa.array(vectors, pa.list_(pa.float64())),
+            "t": pa.array(
+                [None if t is None else FIRST + datetime.timedelta(seconds=t) for t in times], pa.timestamp("s", "UTC")
+            ),
+        }
+    )
 
 
 def as_json(row):
@@ -132,8 +150,13 @@ def by_hand(row, config):
     return found
 
 
-COLUMNS = ("word:id", "n:id", "t:time:year:month:day:weekday:hour:minute:zone=America/New_York", "word*n:cross",
-           "t.hour*word*n:cross")  # fmt: skip
+COLUMNS = (
+    "word:id",
+    "n:id",
+    "t:time:year:month:day:weekday:hour:minute:zone=America/New_York",
+    "word*n:cross",
+    "t.hour*word*n:cross",
+)
 
 
 @settings(max_examples=5)
@@ -183,13 +206,33 @@ def test_how_times_may_be_stored(tmp_path, times, kind):
 
 def test_every_format_keeps_to_the_same_conditions(tmp_path):
     days = [datetime.datetime(2026, 1, day + 1) for day in range(6)]
-    table = pa.table({"y": [0, 1] * 3, "word": ["a", None, "b", "7", "07", "a"], "n": [1, 2, None, 4, 5, 6],
-                      "x": [1.0, 2.5, 3.0, math.nan, 7.0, 7.0], "t": days})  # fmt: skip
+    table = pa.table(
+        {
+            "y": [0, 1] * 3,
+            "word": ["a", None, "b", "7", "07", "a"],
+            "n": [1, 2, None, 4, 5, 6],
+            "x": [1.0, 2.5, 3.0, math.nan, 7.0, 7.0],
+            "t": days,
+        }
+    )
     cases = {
-        "word=a|b": [0, 2, 5], "word!=a|b": [1, 3, 4], "word=": [1], "word!=": [0, 2, 3, 4, 5], "word=7": [3],
-        "word=07": [4], "n>2": [3, 4, 5], "n<=2": [0, 1], "n=4|5": [3, 4], "n=4.0": [3], "n=": [2], "x=7": [4, 5],
-        "x>=2.5": [1, 2, 4, 5], "x!=": [0, 1, 2, 4, 5], "t>=2026-01-05": [4, 5], "t<2026-01-02": [0],
-    }  # fmt: skip
+        "word=a|b": [0, 2, 5],
+        "word!=a|b": [1, 3, 4],
+        "word=": [1],
+        "word!=": [0, 2, 3, 4, 5],
+        "word=7": [3],
+        "word=07": [4],
+        "n>2": [3, 4, 5],
+        "n<=2": [0, 1],
+        "n=4|5": [3, 4],
+        "n=4.0": [3],
+        "n=": [2],
+        "x=7": [4, 5],
+        "x>=2.5": [1, 2, 4, 5],
+        "x!=": [0, 1, 2, 4, 5],
+        "t>=2026-01-05": [4, 5],
+        "t<2026-01-02": [0],
+    }
     for form in ("parquet", "csv"):
         path = tables.write(table, tmp_path / f"t.{form}")
         for where, truth in cases.items():
@@ -213,8 +256,12 @@ def test_a_fault_is_named_by_its_row_in_the_file(tmp_path):
         DataError, match=r"t.parquet row 4: column 'x' is 'cheap', not a number that the condition x>0 could compare"
     ):
         recjax.prepare(path, "y", tmp_path / "out", columns="n:id", where="x>0", split="random:1,0,0")
-    assert recjax.prepare(path, "y", tmp_path / "out", columns="n:id,x:dense", where="x!=cheap,x>1",
-                          split="random:1,0,0")["rows"]["train"] == 3  # fmt: skip
+    assert (
+        recjax.prepare(path, "y", tmp_path / "out", columns="n:id,x:dense", where="x!=cheap,x>1", split="random:1,0,0")[
+            "rows"
+        ]["train"]
+        == 3
+    )
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_each_option_is_said_as_it_was_given(table: Path, way: str) -> None:
         ({"label": "stars", "threshold": "3", "split": "time"}, 2, [("split", "time"), ("time", "COLUMN")]),
         ({"label": "stars", "threshold": "3", "columns": "user:skip"}, 2, [("columns", "user:id,price:dense")]),
         ({"label": "stars", "threshold": "3", "where": "user=z"}, 3, [("where", "user=z")]),
-    ]  # fmt: skip
+    ]
     for options, status, expected in cases:
         message = said(way, table, status, **options)
         for key, value in expected:

@@ -129,7 +129,7 @@ DEEP = '{"text": ' + "[" * 100_000 + "\n"
         ({"users": changed(USERS, 1, yelping_since=None)}, "user.json:2: 'yelping_since' is null", "yelping_since"),
         ({"businesses": changed(BUSINESSES, 1, categories=["a"])}, "business.json:2: 'categories' is no text", "JSON"),
     ],
-)  # fmt: skip
+)
 def test_malformed_lines_are_named_or_counted(tmp_path, files, message, kind):
     raw = write(tmp_path / "raw", **files)
     with pytest.raises(DataError, match=message):
@@ -187,9 +187,13 @@ def test_businesses_by_hand(tmp_path):
         {"business_id": "b4", "stars": 5},
     ]
     reviews = [
-        review("u1", "b1", 5, "2018-07-11"), review("u2", "b1", 4, "2018-07-06"), review("u2", "b1", 2, "2018-07-07"),
-        review("u1", "b2", 1, "2018-07-02"), review("u9", "b3", 5, "2018-07-02"), review("u1", "b9", 5, "2018-07-02"),
-    ]  # fmt: skip
+        review("u1", "b1", 5, "2018-07-11"),
+        review("u2", "b1", 4, "2018-07-06"),
+        review("u2", "b1", 2, "2018-07-07"),
+        review("u1", "b2", 1, "2018-07-02"),
+        review("u9", "b3", 5, "2018-07-02"),
+        review("u1", "b9", 5, "2018-07-02"),
+    ]
     folder = write(tmp_path / "raw", reviews, businesses, users)
     [chunk] = read(folder, per="business", validation_fraction=0, test_fraction=0.4)
     assert sorted(chunk.split.tolist()) == [0, 0, 2]  # the draw puts them in another order than the file

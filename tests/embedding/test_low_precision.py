@@ -157,9 +157,13 @@ def test_means_over_steps_are_those_of_the_values():
 
 @pytest.mark.parametrize(
     ("placement", "rounding", "every_row"),
-    [("row_wise", "stochastic", False), ("row_wise", "nearest", False), ("row_wise", "stochastic", True),
-     ("data_parallel", "stochastic", False)],
-)  # fmt: skip
+    [
+        ("row_wise", "stochastic", False),
+        ("row_wise", "nearest", False),
+        ("row_wise", "stochastic", True),
+        ("data_parallel", "stochastic", False),
+    ],
+)
 def test_small_updates_arrive_in_the_mean_and_untouched_rows_never_move(placement, rounding, every_row):
     """400 steps of 2^-12 on rows of 1, each an eighth of half a step: nearest stays at 1, stochastic goes along."""
     group = group_of(placement, 1, "a", rounding=rounding, optimizer=Sgd(0.1, every_row=every_row))
@@ -223,8 +227,10 @@ def test_fetched_rows_are_float32():
         table = nearest(jnp.arange(group.rows * 6, dtype=jnp.float32).reshape(-1, 6) / 8, jnp.uint16)
         body = jax.shard_map(
             lambda t, s, g=group: g.sharding.fetch(g, t, GroupRouting(s, None))[0],
-            mesh=mesh_of(1), in_specs=(P() if placement == "data_parallel" else P(AXES), P(AXES)), out_specs=P(AXES),
-        )  # fmt: skip
+            mesh=mesh_of(1),
+            in_specs=(P() if placement == "data_parallel" else P(AXES), P(AXES)),
+            out_specs=P(AXES),
+        )
         rows = jax.jit(body)(table, slots)
         assert rows.dtype == jnp.float32 and (rows == as_floats(table)[:4]).all()
 
@@ -264,8 +270,15 @@ def test_the_compiled_step_holds_half_and_widens_no_table():
 
     def built(dtype: str, precision: Any) -> Any:
         source = Synthetic(rows=(40_000, 300), ids_per_bag=(1, 2), train_rows=300).open()
-        made = problem(source, DLRMConfig(bottom=(8,), top=(8, 1)), RowWiseAdagrad(0.05), 8, steps=2, batch_size=64,
-                       tx=optax.sgd(0.1))  # fmt: skip
+        made = problem(
+            source,
+            DLRMConfig(bottom=(8,), top=(8, 1)),
+            RowWiseAdagrad(0.05),
+            8,
+            steps=2,
+            batch_size=64,
+            tx=optax.sgd(0.1),
+        )
         tables = tuple(dataclasses.replace(t, dtype=dtype) for t in made.tables)
         plan = make_plan("row_wise", tables, Exchange(precision, precision))
         bound = bind(plan, tables, made.features, 2)

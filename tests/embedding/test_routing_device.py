@@ -29,9 +29,16 @@ TABLES = [
     (9, 2, "table_row_wise"),
 ]
 FEATURES = [
-    (0, 3, "sum", False), (0, None, "mean", True), (1, None, "sum", False), (1, 1, "mean", False), (2, 2, "none", True),
-    (3, None, "none", False), (4, 1, "sum", False), (5, None, "mean", False), (6, 2, "sum", False),
-]  # fmt: skip
+    (0, 3, "sum", False),
+    (0, None, "mean", True),
+    (1, None, "sum", False),
+    (1, 1, "mean", False),
+    (2, 2, "none", True),
+    (3, None, "none", False),
+    (4, 1, "sum", False),
+    (5, None, "mean", False),
+    (6, 2, "sum", False),
+]
 HOT = RowIds((0, 1, 2, 39))
 SPLIT = [
     (
@@ -46,8 +53,15 @@ SPLIT = [
     (50, 2, (Segment("data_parallel", HOT), Segment("table_wise", RowIds((5, 49))), Segment("row_wise", "rest"))),
     (40, 2, (Segment("hot", HOT), Segment("row_wise", "rest"))),
 ]
-OF_SPLIT = [(0, 3, "sum", False), (0, None, "mean", True), (0, None, "none", False), (1, None, "sum", False),
-            (1, 2, "none", True), (2, 2, "sum", False), (2, None, "mean", False)]  # fmt: skip
+OF_SPLIT = [
+    (0, 3, "sum", False),
+    (0, None, "mean", True),
+    (0, None, "none", False),
+    (1, None, "sum", False),
+    (1, 2, "none", True),
+    (2, 2, "sum", False),
+    (2, None, "mean", False),
+]
 
 
 def equal(found: object, expected: object) -> None:

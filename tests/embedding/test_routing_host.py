@@ -157,8 +157,16 @@ def check_relays(group: Group, routing: Routing, used: set[tuple[int, int]], cap
 )
 @example([(40, 2, "row_wise")] * 3, [(0, None, "mean", True), (0, 2, "sum", False)], 4, 1, 10, 1, 7, 1)
 @example([(LARGEST, 2, "row_wise")] * 3, [(0, 3, "sum", False), (0, None, "sum", False)], 1, 1, 5, 1, 0, 4)
-@example([(40, 2, "grid"), (7, 2, "column_wise"), (7, 3, "table_row_wise")], [(t, 3, "sum", False) for t in range(3)],
-         2, 3, 13, 1, 1, 2)  # fmt: skip
+@example(
+    [(40, 2, "grid"), (7, 2, "column_wise"), (7, 3, "table_row_wise")],
+    [(t, 3, "sum", False) for t in range(3)],
+    2,
+    3,
+    13,
+    1,
+    1,
+    2,
+)
 def test_every_bag_can_be_read_back(tables, features, per_host, hosts, batch_size, parts, missing, seed):
     devices = per_host * hosts
     bound = build(tables, features, devices, hosts)

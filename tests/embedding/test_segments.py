@@ -151,12 +151,18 @@ HOT = ids(3, 17)
     [
         ([], "there is no segment, so all its rows are in none"),
         ([("all", "all"), ("rest", "all")], "segment 1 selects all rows, and segment 2 selects the rest of the rows "),
-        ([(HOT, "all"), ("all", "all")],
-         'segment 2 selects all rows, and segment 1 .* ids 3, 17 once more. Write "rest'),
-        ([(HOT, "all"), ("rest", "all"), (ids(2, 17), "all")], "id 17 is in more than one set of rows: id 17 in those "
-         "of segments 1 and 3"),
-        ([(ids(0, 1, 2, 3, 4, 5), "all"), (ids(1, 2, 3, 4, 5), "all"), ("rest", "all")],
-         "ids 1, 2, 3 and 2 more are in more than one set"),
+        (
+            [(HOT, "all"), ("all", "all")],
+            'segment 2 selects all rows, and segment 1 .* ids 3, 17 once more. Write "rest',
+        ),
+        (
+            [(HOT, "all"), ("rest", "all"), (ids(2, 17), "all")],
+            "id 17 is in more than one set of rows: id 17 in those of segments 1 and 3",
+        ),
+        (
+            [(ids(0, 1, 2, 3, 4, 5), "all"), (ids(1, 2, 3, 4, 5), "all"), ("rest", "all")],
+            "ids 1, 2, 3 and 2 more are in more than one set",
+        ),
         ([(HOT, "all")], r'98 of its 100 rows are in no segment, such as ids 0, 1, 2\. Add .* "rows": "rest"'),
         ([(ids(*range(99)), "all")], "1 of its 100 rows is in no segment, such as id 99"),
         ([(ids(3, 100), "all"), ("rest", "all")], "segment 1 selects id 100, but the table has the ids 0 to 99"),
@@ -165,14 +171,16 @@ HOT = ids(3, 17)
         ([("rest", "all"), (ids(*range(100)), "all")], 'segment 1 selects "rest", but .* others name all 100 rows'),
         ([("all", (0, 16)), ("all", (8, 16))], r"columns \[8, 16\) of all rows are in segments 1 and 2"),
         ([("all", (8, 16)), ("all", (0, 9))], r"columns \[8, 9\) of all rows are in segments 1 and 2"),
-        ([("rest", "all"), ("rest", "all"), (HOT, "all")],
-         r"columns \[0, 16\) of the rest of the rows are in segments 1 and 2"),
+        (
+            [("rest", "all"), ("rest", "all"), (HOT, "all")],
+            r"columns \[0, 16\) of the rest of the rows are in segments 1 and 2",
+        ),
         ([("rest", "all"), (HOT, (0, 4)), (HOT, (8, 16))], r"columns \[4, 8\) of ids 3, 17 are in no segment"),
         ([("all", (0, 12))], r"columns \[12, 16\) of all rows are in no segment"),
         ([("all", (0, 20))], r"columns \[0, 20\) of segment 1 go beyond the 16 columns of the table"),
         ([("all", "all"), ("all", (16, 16))], r"columns \[16, 16\) of segment 2 hold nothing"),
     ],
-)  # fmt: skip
+)
 def test_refusals_in_words(segments, message):
     plan = Plan({"t": tuple(Segment("row_wise", rows, columns) for rows, columns in segments)})
     with pytest.raises(ConfigError, match=message) as caught:
@@ -241,8 +249,12 @@ def test_a_plan_from_a_file_bound_to_any_devices_covers_every_element_once(cases
                 assert (home[mine] == places).all() and ((places >= piece.offset) & (places < group.rows)).all()
         assert used.max() <= 1
     for feature in features:  # lookups have each column of each feature once, in order
-        own = sorted((lookup.first, pool.width) for pool in bound.pools for lookup in pool.lookups
-                     if lookup.feature == feature.name)  # fmt: skip
+        own = sorted(
+            (lookup.first, pool.width)
+            for pool in bound.pools
+            for lookup in pool.lookups
+            if lookup.feature == feature.name
+        )
         dim = next(spec.dim for spec in tables if spec.name == feature.table)
         assert [first for first, _ in own] == [0, *np.cumsum([width for _, width in own])][:-1]
         assert sum(width for _, width in own) == dim

@@ -15,11 +15,21 @@ from support.shop import prepare_shop, rows
 
 # In float64, so that the numbers of another mesh, another version of JAX and another machine agree closely.
 SETTINGS = (
-    "data=prepared", "data.path=data", "compute_dtype=float64", "model.bottom=8,4", "model.top=8,1", "embedding.dim=4",
-    "embedding.optimizer.learning_rate=0.05", "embedding.tables.city.optimizer=adam",
-    "embedding.tables.tags.optimizer=adagrad", "mesh.devices=2", "train.batch_size=64",
-    "train.eval_every=3", "train.checkpoint_every=3", "train.log_every=1",
-)  # fmt: skip
+    "data=prepared",
+    "data.path=data",
+    "compute_dtype=float64",
+    "model.bottom=8,4",
+    "model.top=8,1",
+    "embedding.dim=4",
+    "embedding.optimizer.learning_rate=0.05",
+    "embedding.tables.city.optimizer=adam",
+    "embedding.tables.tags.optimizer=adagrad",
+    "mesh.devices=2",
+    "train.batch_size=64",
+    "train.eval_every=3",
+    "train.checkpoint_every=3",
+    "train.log_every=1",
+)
 PLAN = ("plan=row_wise", "embedding.tables.city.placement=data_parallel", "embedding.tables.tags.placement=column_wise")
 TRAIN = ("train", "synthetic", *SETTINGS, "plan=plan.json")
 
@@ -29,8 +39,22 @@ assert inside("plan", "synthetic", *SETTINGS, *PLAN, "--save", "plan.json").stat
 summary = inside(*TRAIN, "train.steps=6", "--out", "run", "--json").result
 Path("run/curves.png").unlink()
 Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()[-100:]), encoding="utf-8")
-subprocess.run(["tar", "--sort=name", "--owner=0", "--group=0", "--mtime=2026-01-01", "-cJf", "run.tar.xz",
-                "data", "plan.json", "rows.jsonl", "run"], check=True)  # fmt: skip
+subprocess.run(
+    [
+        "tar",
+        "--sort=name",
+        "--owner=0",
+        "--group=0",
+        "--mtime=2026-01-01",
+        "-cJf",
+        "run.tar.xz",
+        "data",
+        "plan.json",
+        "rows.jsonl",
+        "run",
+    ],
+    check=True,
+)
 
 assert inside("predict", "run", "--input", "rows.jsonl", "--out", "scores.jsonl").status == 0
 logits = [json.loads(line)["logit"] for line in Path("scores.jsonl").read_text().splitlines()]

@@ -88,13 +88,20 @@ def test_tpu_slices(desk: Desk) -> None:
     assert job_set(text)["spec"]["replicatedJobs"][0]["replicas"] == 2
 
 
-@pytest.mark.parametrize(("arguments", "says"), [
-    (("--claim", "c", "--", "train"), "--image"), (("--image", "i", "--", "train"), "--claim"), (POD, "nothing to run"),
-    ((*POD, "--gpus", "8", "--tpus", "4", "--", "train"), "exclude"),
-    ((*POD, "--slices", "2", "--", "train"), "--slices"),
-    ((*POD, "--memory", "much", "--", "train"), "--memory"), ((*POD, "--name", "A B", "--", "train"), "--name"),
-    ((*POD, "--", "train", "a=\n"), "control"), ((*POD, "--select", "x", "--", "train"), "--select"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--claim", "c", "--", "train"), "--image"),
+        (("--image", "i", "--", "train"), "--claim"),
+        (POD, "nothing to run"),
+        ((*POD, "--gpus", "8", "--tpus", "4", "--", "train"), "exclude"),
+        ((*POD, "--slices", "2", "--", "train"), "--slices"),
+        ((*POD, "--memory", "much", "--", "train"), "--memory"),
+        ((*POD, "--name", "A B", "--", "train"), "--name"),
+        ((*POD, "--", "train", "a=\n"), "control"),
+        ((*POD, "--select", "x", "--", "train"), "--select"),
+    ],
+)
 def test_bad_usage_of_render(desk: Desk, arguments: tuple[str, ...], says: str) -> None:
     done = desk.run("k8s/render.sh", *arguments)
     assert done.returncode == 2 and says in done.stderr and done.stdout == ""
@@ -120,11 +127,16 @@ def test_gke_stops_where_a_step_fails(desk: Desk) -> None:
     assert done.returncode == 3 and not desk.calls("kubectl")
 
 
-@pytest.mark.parametrize(("arguments", "says"), [
-    ((*POD, "--", "train"), "--cluster"), ((*CLUSTER, "--", "train"), "--image"), ((*CLUSTER, *POD), "nothing to run"),
-    ((*CLUSTER, *POD, "--tpu", "t", "--tpus", "4", "--", "train"), "--topology"),
-    ((*CLUSTER, *POD, "--tpu", "t", "--tpus", "3", "--topology", "4x4", "--", "train"), "16 chips"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((*POD, "--", "train"), "--cluster"),
+        ((*CLUSTER, "--", "train"), "--image"),
+        ((*CLUSTER, *POD), "nothing to run"),
+        ((*CLUSTER, *POD, "--tpu", "t", "--tpus", "4", "--", "train"), "--topology"),
+        ((*CLUSTER, *POD, "--tpu", "t", "--tpus", "3", "--topology", "4x4", "--", "train"), "16 chips"),
+    ],
+)
 def test_bad_usage_of_gke(desk: Desk, arguments: tuple[str, ...], says: str) -> None:
     done = desk.run("gke.sh", *arguments)
     assert done.returncode == 2 and says in done.stderr and not desk.calls("gcloud")

@@ -23,16 +23,33 @@ def test_dry_run(desk: Desk) -> None:
 
 
 def test_each_process_is_told_who_it_is(desk: Desk) -> None:
-    done = desk.run("local.sh", "--processes", 3, "--devices", 2, "--logs", "logs", "--", "train", "p", "a.b=c d",
-                    env={"NPROC": 1, "https_proxy": "http://p", "no_proxy": "here"})  # fmt: skip
+    done = desk.run(
+        "local.sh",
+        "--processes",
+        3,
+        "--devices",
+        2,
+        "--logs",
+        "logs",
+        "--",
+        "train",
+        "p",
+        "a.b=c d",
+        env={"NPROC": 1, "https_proxy": "http://p", "no_proxy": "here"},
+    )
     assert done.returncode == 0, done.stderr
     seen = [desk.environment(i) for i in range(3)]
     assert [s.pop("RECJAX_PROCESS") for s in seen] == ["0", "1", "2"]
     assert seen[0] == seen[1] == seen[2]
     host, port = seen[0].pop("RECJAX_COORDINATOR").split(":")
     assert host == "127.0.0.1" and 20000 <= int(port) < 30000
-    assert seen[0] == {"RECJAX_PROCESSES": "3", "RECJAX_LIMIT_S": "60", "PYTHONUNBUFFERED": "1", "NPROC": "16",
-                       "no_grpc_proxy": "here,127.0.0.1"}  # fmt: skip
+    assert seen[0] == {
+        "RECJAX_PROCESSES": "3",
+        "RECJAX_LIMIT_S": "60",
+        "PYTHONUNBUFFERED": "1",
+        "NPROC": "16",
+        "no_grpc_proxy": "here,127.0.0.1",
+    }
     assert desk.arguments(2) == ["train", "p", "a.b=c d", "mesh.platform=cpu", "mesh.devices=6"]
 
 
@@ -70,9 +87,15 @@ def test_lost_processes_when_no_restart_is_left(desk: Desk) -> None:
     assert len(desk.attempts(1)) == 2
 
 
-@pytest.mark.parametrize(("ends", "status"), [
-    (("exit 2", "exit 4"), 2), (("exit 4", "exit 3"), 3), (("exit 4", "exit 1"), 1), (("exit 0", "exit 143"), 143),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        (("exit 2", "exit 4"), 2),
+        (("exit 4", "exit 3"), 3),
+        (("exit 4", "exit 1"), 1),
+        (("exit 0", "exit 143"), 143),
+    ],
+)
 def test_what_no_restart_mends_ends_at_once(desk: Desk, ends: tuple[str, str], status: int) -> None:
     for process in (0, 1):
         desk.does(process, ends[process])
@@ -131,12 +154,22 @@ def test_a_killed_process_is_noticed_and_a_stuck_one_killed_after_the_limit(desk
     assert not alive(desk.attempts(0)[0])
 
 
-@pytest.mark.parametrize("arguments", [
-    (), ("--",), ("train", "p"), ("--", "--processes", "2"), ("--processes", "0", "--", "train"), ("--processes",),
-    ("--devices", "two", "--", "train"), ("--gpus", "--devices", "2", "--", "train"),
-    ("--restarts", "-1", "--", "train"), ("--devices", "2", "--", "train", "p", "mesh.devices=3"),
-    ("--port", "http", "--", "train"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--",),
+        ("train", "p"),
+        ("--", "--processes", "2"),
+        ("--processes", "0", "--", "train"),
+        ("--processes",),
+        ("--devices", "two", "--", "train"),
+        ("--gpus", "--devices", "2", "--", "train"),
+        ("--restarts", "-1", "--", "train"),
+        ("--devices", "2", "--", "train", "p", "mesh.devices=3"),
+        ("--port", "http", "--", "train"),
+    ],
+)
 def test_bad_usage(desk: Desk, arguments: tuple[str, ...]) -> None:
     done = desk.run("local.sh", *arguments)
     assert done.returncode == 2 and done.stderr.startswith("local.sh: error: ") and done.stderr.count("\n") == 1

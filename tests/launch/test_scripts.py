@@ -52,10 +52,23 @@ def test_environment(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("n1 60\n", "")
 
 
-@pytest.mark.parametrize(("statuses", "verdict"), [
-    ("0 0", 0), ("0 143", 143), ("4 143", 143), ("143 137", 143), ("4 130", 130), ("143 130", 143), ("137 0", 4),
-    ("4 134", 4), ("4 1", 1), ("3 1", 3), ("3 2 4", 2), ("127 4", 127),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("statuses", "verdict"),
+    [
+        ("0 0", 0),
+        ("0 143", 143),
+        ("4 143", 143),
+        ("143 137", 143),
+        ("4 130", 130),
+        ("143 130", 143),
+        ("137 0", 4),
+        ("4 134", 4),
+        ("4 1", 1),
+        ("3 1", 3),
+        ("3 2 4", 2),
+        ("127 4", 127),
+    ],
+)
 def test_verdict(statuses: str, verdict: int) -> None:
     script = f". {LAUNCH}/common.sh; verdict {statuses}"
     assert subprocess.check_output(["bash", "-euc", script], text=True) == f"{verdict}\n"
@@ -67,9 +80,26 @@ SCRIPTS = {
     "slurm.sbatch": ([], "gpu"),
     "tpu_vm.sh": (["--tpu", "t", "--dir", "/d"], "tpu"),
     "k8s/render.sh": (["--image", "i", "--claim", "c", "--gpus", "8"], "gpu"),
-    "gke.sh": (["--cluster", "c", "--location", "us-west4", "--image", "i", "--claim", "c", "--tpu", "t", "--topology",
-                "2x2", "--tpus", "4"], "tpu"),
-}  # fmt: skip
+    "gke.sh": (
+        [
+            "--cluster",
+            "c",
+            "--location",
+            "us-west4",
+            "--image",
+            "i",
+            "--claim",
+            "c",
+            "--tpu",
+            "t",
+            "--topology",
+            "2x2",
+            "--tpus",
+            "4",
+        ],
+        "tpu",
+    ),
+}
 
 
 @pytest.fixture
@@ -116,11 +146,14 @@ def test_the_dry_run_of_an_array_checks_the_sweep(desk: Desk) -> None:
     assert (desk.fake / "checks").read_text() == "sweep --help\nsweep size --out runs/s --dry-run\n"
 
 
-@pytest.mark.parametrize(("words", "says"), [
-    (("trian", "synthetic"), "invalid choice: 'trian' .*Did you mean train"),
-    (("train", "synthetik"), "no preset 'synthetik'"),
-    (("train", "synthetic", "train.step=3", "--out", "x"), "Did you mean train.steps"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("trian", "synthetic"), "invalid choice: 'trian' .*Did you mean train"),
+        (("train", "synthetik"), "no preset 'synthetik'"),
+        (("train", "synthetic", "train.step=3", "--out", "x"), "Did you mean train.steps"),
+    ],
+)
 def test_what_recjax_itself_refuses(desk: Desk, tmp_path: Path, words: tuple[str, ...], says: str) -> None:
     program = tmp_path / "recjax"
     program.write_text(f'#!/bin/sh\nPYTHONPATH={LAUNCH.parent} exec {sys.executable} -m recjax "$@"\n')

@@ -39,9 +39,13 @@ for file in "$FAKE"/attempts-*; do kill -TERM "$(tail -n 1 "$file" | cut -d ' ' 
 """
 )
 JOB = {
-    "SLURM_JOB_ID": 7, "SLURM_NTASKS": 2, "SLURM_NTASKS_PER_NODE": 2, "SLURM_CPUS_PER_TASK": 3, "SLURMD_NODENAME": "n1",
+    "SLURM_JOB_ID": 7,
+    "SLURM_NTASKS": 2,
+    "SLURM_NTASKS_PER_NODE": 2,
+    "SLURM_CPUS_PER_TASK": 3,
+    "SLURMD_NODENAME": "n1",
     "SLURM_JOB_NUM_NODES": 1,
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -68,10 +72,17 @@ def test_tasks_and_logs(desk: Desk) -> None:
     done = desk.run("slurm.sbatch", "--logs", "logs", "--", "train", "p", "a=b c", env=JOB | {"http_proxy": "http://p"})
     assert done.returncode == 0, done.stderr
     assert desk.arguments(1) == ["train", "p", "a=b c"]
-    assert desk.environment(0) == desk.environment(1) == {
-        "RECJAX_CLUSTER": "slurm", "RECJAX_LIMIT_S": "60", "PYTHONUNBUFFERED": "1", "NPROC": "16",
-        "no_grpc_proxy": "n1",
-    }  # fmt: skip
+    assert (
+        desk.environment(0)
+        == desk.environment(1)
+        == {
+            "RECJAX_CLUSTER": "slurm",
+            "RECJAX_LIMIT_S": "60",
+            "PYTHONUNBUFFERED": "1",
+            "NPROC": "16",
+            "no_grpc_proxy": "n1",
+        }
+    )
     assert (desk.folder / "logs/process-1.log").read_text() == "out of 1\nerr of 1\n"
 
 
@@ -84,9 +95,15 @@ def test_the_script_is_found_from_the_folder_of_slurm(desk: Desk) -> None:
     assert lost.returncode == 2 and "RECJAX_LAUNCH" in lost.stderr
 
 
-@pytest.mark.parametrize(("ends", "attempts", "status"), [
-    (("die", "exit 4"), 2, 0), (("exit 4", "exit 4"), 2, 0), (("exit 2", "exit 2"), 1, 2), (("exit 1", "exit 0"), 1, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ends", "attempts", "status"),
+    [
+        (("die", "exit 4"), 2, 0),
+        (("exit 4", "exit 4"), 2, 0),
+        (("exit 2", "exit 2"), 1, 2),
+        (("exit 1", "exit 0"), 1, 1),
+    ],
+)
 def test_restarts(desk: Desk, ends: tuple[str, str], attempts: int, status: int) -> None:
     for task in (0, 1):
         desk.does(task, ends[task], "exit 0")
@@ -94,9 +111,15 @@ def test_restarts(desk: Desk, ends: tuple[str, str], attempts: int, status: int)
     assert done.returncode == status and len(desk.attempts(1)) == attempts
 
 
-@pytest.mark.parametrize(("before", "state", "requeued"), [
-    (0, "RUNNING", True), (19, "RUNNING", True), (20, "RUNNING", False), (0, "CANCELLED", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("before", "state", "requeued"),
+    [
+        (0, "RUNNING", True),
+        (19, "RUNNING", True),
+        (20, "RUNNING", False),
+        (0, "CANCELLED", False),
+    ],
+)
 def test_the_signal_before_the_time_limit(desk: Desk, before: int, state: str, requeued: bool) -> None:
     (desk.fake / "squeue.out").write_text(f"{state}\n")
     for task in (0, 1):
@@ -134,14 +157,17 @@ def test_directives(name: str) -> None:
     assert text.count("\n#SBATCH") == before.count("\n#SBATCH")  # Slurm reads none behind the first command
 
 
-@pytest.mark.parametrize(("script", "arguments", "says", "env"), [
-    ("slurm.sbatch", (), "nothing to run", JOB),
-    ("slurm.sbatch", ("--", "train", "p"), "no Slurm job", {}),
-    ("slurm.sbatch", ("--nodes", "2", "--", "train"), "options of sbatch", JOB),
-    ("slurm.sbatch", ("--", "train"), "3 GPUs", JOB | {"SLURM_GPUS_ON_NODE": 3}),
-    ("slurm_array.sbatch", (), "which sweep", {"SLURM_ARRAY_TASK_ID": 1}),
-    ("slurm_array.sbatch", ("size",), "no task of a Slurm array", {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("script", "arguments", "says", "env"),
+    [
+        ("slurm.sbatch", (), "nothing to run", JOB),
+        ("slurm.sbatch", ("--", "train", "p"), "no Slurm job", {}),
+        ("slurm.sbatch", ("--nodes", "2", "--", "train"), "options of sbatch", JOB),
+        ("slurm.sbatch", ("--", "train"), "3 GPUs", JOB | {"SLURM_GPUS_ON_NODE": 3}),
+        ("slurm_array.sbatch", (), "which sweep", {"SLURM_ARRAY_TASK_ID": 1}),
+        ("slurm_array.sbatch", ("size",), "no task of a Slurm array", {}),
+    ],
+)
 def test_bad_usage(desk: Desk, script: str, arguments: tuple[str, ...], says: str, env: dict[str, object]) -> None:
     done = desk.run(script, *arguments, env=env)
     assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1

@@ -36,8 +36,20 @@ def test_dry_run(desk: Desk) -> None:
 
 
 def test_each_process_is_told_who_it_is(desk: Desk) -> None:
-    done = desk.run("ssh.sh", "--hosts", "hosts", "--devices", 2, "--env", "SECRET", "--", "train", "p", "a=$HOME 'x'",
-                    env={"SECRET": "it's $HOME"})  # fmt: skip
+    done = desk.run(
+        "ssh.sh",
+        "--hosts",
+        "hosts",
+        "--devices",
+        2,
+        "--env",
+        "SECRET",
+        "--",
+        "train",
+        "p",
+        "a=$HOME 'x'",
+        env={"SECRET": "it's $HOME"},
+    )
     assert done.returncode == 0, done.stderr
     calls = desk.calls("ssh")
     probes, calls = [call for call in calls if call[-1] == "true"], [call for call in calls if call[-1] != "true"]
@@ -47,10 +59,19 @@ def test_each_process_is_told_who_it_is(desk: Desk) -> None:
     assert not any("secret" in word or "$HOME" in word for call in calls for word in call)
     seen = [desk.environment(i) for i in range(3)]
     assert [s.pop("RECJAX_PROCESS") for s in seen] == ["0", "1", "2"]
-    assert seen[0] == seen[1] == seen[2] == {
-        "RECJAX_COORDINATOR": "node1:8476", "RECJAX_PROCESSES": "3", "RECJAX_LIMIT_S": "60", "PYTHONUNBUFFERED": "1",
-        "NPROC": "16", "SECRET": "it's $HOME",
-    }  # fmt: skip
+    assert (
+        seen[0]
+        == seen[1]
+        == seen[2]
+        == {
+            "RECJAX_COORDINATOR": "node1:8476",
+            "RECJAX_PROCESSES": "3",
+            "RECJAX_LIMIT_S": "60",
+            "PYTHONUNBUFFERED": "1",
+            "NPROC": "16",
+            "SECRET": "it's $HOME",
+        }
+    )
     assert desk.arguments(2) == ["train", "p", "a=$HOME 'x'", "mesh.platform=cpu", "mesh.devices=6"]
     assert (desk.fake / "attempts-0").read_text().split()[1] == str(desk.folder)
     assert done.stdout == "out of 0\n" and "err of 0" in done.stderr
@@ -110,12 +131,18 @@ def test_the_end_of_the_launcher_stops_the_others(desk: Desk, how: signal.Signal
         until(lambda log=log, i=i: f"checkpoint of {i}\n" in log.read_text())
 
 
-@pytest.mark.parametrize(("hosts", "arguments", "says"), [
-    ("node1\n", (), "nothing to run"), ("node1\n", ("--", "--x"), "no verb"), ("", ("--", "train"), "no machine"),
-    ("node1 processes=0\n", ("--", "train"), "hosts:1: processes"),
-    ("a\n-oProxyCommand=x\n", ("--", "train"), "hosts:2"),
-    ("node1 slots=2\n", ("--", "train"), "slots=2"), ("node1\n", ("--env", "NO_SUCH", "--", "train"), "NO_SUCH"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hosts", "arguments", "says"),
+    [
+        ("node1\n", (), "nothing to run"),
+        ("node1\n", ("--", "--x"), "no verb"),
+        ("", ("--", "train"), "no machine"),
+        ("node1 processes=0\n", ("--", "train"), "hosts:1: processes"),
+        ("a\n-oProxyCommand=x\n", ("--", "train"), "hosts:2"),
+        ("node1 slots=2\n", ("--", "train"), "slots=2"),
+        ("node1\n", ("--env", "NO_SUCH", "--", "train"), "NO_SUCH"),
+    ],
+)
 def test_bad_usage(desk: Desk, hosts: str, arguments: tuple[str, ...], says: str) -> None:
     (desk.folder / "hosts").write_text(hosts)
     done = desk.run("ssh.sh", "--hosts", "hosts", *arguments)

@@ -158,9 +158,15 @@ def test_the_logits_of_torch_rechub_with_its_weights(name: str) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: MMoEConfig(experts=0), lambda: PLEConfig(levels=0), lambda: PLEConfig(shared=0), lambda: MMoEConfig(4, ()),
-     lambda: SharedBottomConfig(()), lambda: SharedBottomConfig(dropout=1.0)],
-)  # fmt: skip
+    [
+        lambda: MMoEConfig(experts=0),
+        lambda: PLEConfig(levels=0),
+        lambda: PLEConfig(shared=0),
+        lambda: MMoEConfig(4, ()),
+        lambda: SharedBottomConfig(()),
+        lambda: SharedBottomConfig(dropout=1.0),
+    ],
+)
 def test_shapes_that_cannot_be(make: Any) -> None:
     with pytest.raises(ConfigError):
         make()

@@ -158,11 +158,13 @@ MISTAKES = {
         ("(joined.astype(self.dtype))[:, 0] + missing", r"History fails with NameError: name 'missing' is not defined"),
     ],
     "self.names, self.sharpness, self.dtype = names, config.sharpness, dtype": [
-        ("self.bn, self.drop = nnx.BatchNorm(3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)",
-         r"holds model\.bn: flax's BatchNorm.*recjax\.models\.stateful\.BatchNorm.*LayerNorm"),
+        (
+            "self.bn, self.drop = nnx.BatchNorm(3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)",
+            r"holds model\.bn: flax's BatchNorm.*recjax\.models\.stateful\.BatchNorm.*LayerNorm",
+        ),
         ("self.names = names[99]", r"fails with IndexError: tuple index out of range\. Correct it\."),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,13 @@ from support.processes import Job, assert_equal, train_together
 pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_compile, pytest.mark.few_programs]
 
 # Needs of the batches vary less without `zipf`, and fewer programs are compiled.
-SETTINGS = ["compute_dtype=float64", "data.zipf=0", "train.steps=50", "train.checkpoint_every=5",
-            "train.eval_every=1000"]  # fmt: skip
+SETTINGS = [
+    "compute_dtype=float64",
+    "data.zipf=0",
+    "train.steps=50",
+    "train.checkpoint_every=5",
+    "train.eval_every=1000",
+]
 
 
 def test_four_processes_then_two_then_one(tmp_path: Path) -> None:

@@ -40,8 +40,13 @@ HOW = {
     "over two hosts": ["mesh.hosts=2", "train.dense=sharded", "embedding.exchange.pieces=3"],
     "replica groups, routed by devices": ["mesh.replicas=2", "train.routing=device", "train.accumulate=2"],
 }
-AVERAGED = ["mesh.devices=4", "mesh.replicas=2", "train.replica_sync=average", "train.average_every=7",
-            "train.steps=20"]  # fmt: skip
+AVERAGED = [
+    "mesh.devices=4",
+    "mesh.replicas=2",
+    "train.replica_sync=average",
+    "train.average_every=7",
+    "train.steps=20",
+]
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,17 @@ def run(preset, tmp_path_factory):
     schema = Schema(("x",), (Feature("user", 9), Feature("tags", 8, None)))
     splits = {"train": [block(40)], "validation": [block(41)], "test": [block(n) for n in range(BLOCKS)]}
     blocks.write_prepared(folder / "data", "clicks", schema, splits, {})
-    done = inside("train", preset, "data=prepared", f"data.path={folder / 'data'}", "mesh.devices=4", "train.steps=2",
-                  "train.eval_batch_size=30", "--out", folder / "run")  # fmt: skip
+    done = inside(
+        "train",
+        preset,
+        "data=prepared",
+        f"data.path={folder / 'data'}",
+        "mesh.devices=4",
+        "train.steps=2",
+        "train.eval_batch_size=30",
+        "--out",
+        folder / "run",
+    )
     assert done.status == 0, done.err
     return folder / "run"
 

@@ -52,11 +52,14 @@ print("all is done")
         ("join", "", 0, "all is done"),
         ("initialize", "os.kill(os.getpid(), signal.SIGKILL)", 4, "process 1 .*was last heard of"),
         pytest.param(
-            "initialize", "raise ValueError('the dog ate it')", 4, "process 1 .*failed in .*: ValueError: the dog",
+            "initialize",
+            "raise ValueError('the dog ate it')",
+            4,
+            "process 1 .*failed in .*: ValueError: the dog",
             marks=pytest.mark.wide,  # test_tiers.py has one that fails
         ),
     ],
-)  # fmt: skip
+)
 def test_fit_in_two_processes(how, fate, status, said, tmp_path: Path) -> None:
     port, preset, programs = free_port(), write_preset(tmp_path), []
     for k in range(2):

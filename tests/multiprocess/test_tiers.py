@@ -23,8 +23,15 @@ from recjax.utils.lazy_arrays import load
 pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_compile, pytest.mark.few_programs]
 
 # Row-wise Adagrad and Adam, D = 8, one table of each kind of bag; the last batch of an evaluation is a short one.
-COMMON = ["data.rows=3000,500,2000", "data.zipf=0", "train.steps=40", "train.checkpoint_every=5", "train.eval_every=20",
-          "embedding.tables.sparse_2.optimizer=adam", "plan=row_wise"]  # fmt: skip
+COMMON = [
+    "data.rows=3000,500,2000",
+    "data.zipf=0",
+    "train.steps=40",
+    "train.checkpoint_every=5",
+    "train.eval_every=20",
+    "embedding.tables.sparse_2.optimizer=adam",
+    "plan=row_wise",
+]
 MEMORY = ["tier.device_bytes=40000"]
 TWO = [*COMMON, "mesh.devices=2"]
 

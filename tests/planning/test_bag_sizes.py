@@ -35,8 +35,15 @@ TABLES = tuple(TableSpec(name, 1000, 4, Sgd(0.1)) for name in "abc")
 FEATURES = (FeatureSpec("a", "a", None, mean_ids=10.0), FeatureSpec("b", "b", 4), FeatureSpec("c", "c", 4))
 UNKNOWN = (dataclasses.replace(FEATURES[0], mean_ids=None), *FEATURES[1:])
 OWNED = make_plan("table_wise", TABLES)
-SMALL = ("data.rows=400,300", "data.ids_per_bag=0,2", "data.weighted=false", "data.train_rows=9000",
-         "train.batch_size=40", "mesh.devices=2", "plan=table_wise")  # fmt: skip
+SMALL = (
+    "data.rows=400,300",
+    "data.ids_per_bag=0,2",
+    "data.weighted=false",
+    "data.train_rows=9000",
+    "train.batch_size=40",
+    "mesh.devices=2",
+    "plan=table_wise",
+)
 
 
 def owners(bound: BoundPlan) -> dict[str, int]:
@@ -76,10 +83,13 @@ def test_owners_share_lookups_by_the_mean() -> None:
 
 def test_owners_that_a_run_has_stored_stay() -> None:
     """Whatever a later version or later data say of the bags; also of tables that are split and on hosts."""
-    plan = Plan({
-        "a": (Segment("table_wise", columns=(0, 1)), Segment("table_wise", columns=(1, 4))),
-        "b": (Segment("table_row_wise"),), "c": (Segment("row_wise"),),
-    })  # fmt: skip
+    plan = Plan(
+        {
+            "a": (Segment("table_wise", columns=(0, 1)), Segment("table_wise", columns=(1, 4))),
+            "b": (Segment("table_row_wise"),),
+            "c": (Segment("row_wise"),),
+        }
+    )
     for before, after in ((UNKNOWN, FEATURES), (FEATURES, UNKNOWN)):
         bound = bind(plan, TABLES, before, 4, hosts=2)
         stored = Plan.from_json(with_owners(plan, bound).to_json(), "a run's")

@@ -349,11 +349,19 @@ def test_the_device_tells_the_times_of_each_program(monkeypatch):
     kernels.clock = 0.0
     marker = device_times.recjax_between_cases.__name__
     happened = [
-        *kernels("ones", 500.0), *kernels(marker, 1.0), *kernels("first", 900.0, 900.0), *kernels(marker, 1.0),
-        *kernels("first", 10.0, 20.0, 11.0, 21.0, 99.0, 99.0), *kernels(marker, 1.0),
-        *kernels("ones", 500.0), *kernels(marker, 1.0), *kernels("second", 900.0), *kernels(marker, 1.0),
-        *kernels("second", 7.0, 5.0), *kernels(marker, 1.0),  # a copy that was no kernel
-    ]  # fmt: skip
+        *kernels("ones", 500.0),
+        *kernels(marker, 1.0),
+        *kernels("first", 900.0, 900.0),
+        *kernels(marker, 1.0),
+        *kernels("first", 10.0, 20.0, 11.0, 21.0, 99.0, 99.0),
+        *kernels(marker, 1.0),
+        *kernels("ones", 500.0),
+        *kernels(marker, 1.0),
+        *kernels("second", 900.0),
+        *kernels(marker, 1.0),
+        *kernels("second", 7.0, 5.0),
+        *kernels(marker, 1.0),  # a copy that was no kernel
+    ]
     assert device_times.of_events(reversed(happened), 2) == pytest.approx([32e-9, 4e-9])
     with pytest.raises(DeviceError, match="2 marks of 6"):
         device_times.of_events(happened[: len(happened) // 2], 2)

@@ -33,9 +33,16 @@ def nothing(*_):
 
 @pytest.mark.parametrize(
     ("count", "order"),
-    [(0, []), (1, [0]), (2, [0, 1]), (3, [0, 2, 1]), (4, [0, 3, 1, 2]), (5, [0, 4, 2, 1, 3]),
-     (9, [0, 8, 4, 2, 6, 1, 5, 3, 7])],
-)  # fmt: skip
+    [
+        (0, []),
+        (1, [0]),
+        (2, [0, 1]),
+        (3, [0, 2, 1]),
+        (4, [0, 3, 1, 2]),
+        (5, [0, 4, 2, 1, 3]),
+        (9, [0, 8, 4, 2, 6, 1, 5, 3, 7]),
+    ],
+)
 def test_any_first_few_sizes_are_spread_over_a_class(count, order):
     assert compile_cases._spread(count) == order
 

@@ -16,8 +16,12 @@ from recjax.planning.work import Work, gather, matmul
 
 def measured(kernel, points):
     """A machine whose points of one class are (sizes..., us)."""
-    names = {"copy": ("bytes",), "matmul.f32": ("m", "n", "k"), "gather": ("rows", "row_bytes", "table_bytes"),
-             "host_read": ("samples", "features", "ids")}[kernel]  # fmt: skip
+    names = {
+        "copy": ("bytes",),
+        "matmul.f32": ("m", "n", "k"),
+        "gather": ("rows", "row_bytes", "table_bytes"),
+        "host_read": ("samples", "features", "ids"),
+    }[kernel]
     made = tuple(Point(dict(zip(names, map(float, sizes), strict=True)), us, 1.0) for *sizes, us in points)
     return Costs(dataclasses.replace(MACHINE, kernels={kernel: Kernel(1.0, "measured", made)}))
 
@@ -210,8 +214,9 @@ def test_all_to_alls_of_a_torus_pass_through_others():
 
 
 def test_more_owners_that_share_a_table_take_longer_than_was_measured_and_more_devices_do_not():
-    points = tuple(Point({"ids": n, "features": 4.0, "devices": d}, n * d / 100) for n in (100.0, 1000.0)
-                   for d in (2.0, 8.0))  # fmt: skip
+    points = tuple(
+        Point({"ids": n, "features": 4.0, "devices": d}, n * d / 100) for n in (100.0, 1000.0) for d in (2.0, 8.0)
+    )
     kernels = {name: Kernel(1.0, "measured", points) for name in ("host_route", "host_route.split_pooled")}
     costs = Costs(dataclasses.replace(MACHINE, kernels=kernels))
     where = {"ids": 1000.0, "features": 4.0, "devices": 32.0}

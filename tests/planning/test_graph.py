@@ -137,9 +137,14 @@ def test_of_a_conditional_the_branch_that_does_least_counts():
 def test_collectives_that_are_begun_and_ended_and_those_inside_fusions_are_found():
     graph = read_graph(BEGUN, 2)
     assert [(node.name, node.kind) for node in graph.nodes] == [
-        ("all-to-all-start", "collective"), ("beside", "kernel"), ("all-to-all-done", "wait"), ("after", "kernel"),
-        ("small", "kernel"), ("fusion-start", "collective"), ("last", "kernel"),
-    ]  # fmt: skip
+        ("all-to-all-start", "collective"),
+        ("beside", "kernel"),
+        ("all-to-all-done", "wait"),
+        ("after", "kernel"),
+        ("small", "kernel"),
+        ("fusion-start", "collective"),
+        ("last", "kernel"),
+    ]
     assert graph.nodes[0].works[0].sizes["bytes"] == 4096 and graph.nodes[5].works[0].sizes["bytes"] == 32
     assert graph.nodes[2].waits_for == (0,) and graph.nodes[3].waits_for == (1, 2)
 

@@ -137,10 +137,14 @@ def test_loads_are_what_devices_hold_in_either_form() -> None:
 def test_a_network_between_hosts_counts_by_the_form() -> None:
     """Only links between hosts take time. With copies on hosts each device sends its own part over its own link."""
     machine = open_machine("h100")
-    slow = dataclasses.replace(machine, rates=machine.rates | {
-        name: dataclasses.replace(machine.rates["link"], value=value)
-        for name, value in (("network", 1e6), ("network_latency", 0.0), ("link_latency", 0.0), ("link", 1e18))
-    })  # fmt: skip
+    slow = dataclasses.replace(
+        machine,
+        rates=machine.rates
+        | {
+            name: dataclasses.replace(machine.rates["link"], value=value)
+            for name, value in (("network", 1e6), ("network_latency", 0.0), ("link_latency", 0.0), ("link", 1e18))
+        },
+    )
     found = by_hand([1.0] * 4096)
     costs = [
         estimate(4096, found, HotCopies(8, 2, per_host), slow, False).cost

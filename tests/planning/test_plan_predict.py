@@ -20,8 +20,16 @@ def preset(tmp_path_factory):
 def test_it_prints_parts_and_bounds_and_writes_the_picture_and_the_trace(preset, tmp_path):
     done = inside("plan", preset, "mesh.devices=2", "--predict", "--machine", "h100", "--out", tmp_path / "out")
     assert done.status == 0, done.err
-    says = ("predicted for NVIDIA H100", "NOT measured", "compiled for cpu", "critical path", "bound by",
-            "says nothing of read, route, pack, dispatch", "dense_forward", "row_exchange")  # fmt: skip
+    says = (
+        "predicted for NVIDIA H100",
+        "NOT measured",
+        "compiled for cpu",
+        "critical path",
+        "bound by",
+        "says nothing of read, route, pack, dispatch",
+        "dense_forward",
+        "row_exchange",
+    )
     for text in says:
         assert text in done.out
     assert (tmp_path / "out/prediction.png").read_bytes().startswith(b"\x89PNG")

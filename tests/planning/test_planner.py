@@ -240,10 +240,18 @@ def test_a_planned_run_with_hot_rows_goes_on_with_them(tmp_path):
     machine, run = tmp_path / "machine.json", tmp_path / "run"
     write(H200, machine)
     chosen = (
-        "synthetic", "data.rows=60000,300,40000", "data.ids_per_bag=1,0,3", "data.weighted=false", "mesh.devices=2",
-        "data.train_rows=4096", "train.batch_size=64", f"planner.machine={machine}", "train.checkpoint_every=3",
-        "embedding.tables.sparse_0.placement=row_wise", "embedding.tables.sparse_2.placement=row_wise",
-    )  # fmt: skip
+        "synthetic",
+        "data.rows=60000,300,40000",
+        "data.ids_per_bag=1,0,3",
+        "data.weighted=false",
+        "mesh.devices=2",
+        "data.train_rows=4096",
+        "train.batch_size=64",
+        f"planner.machine={machine}",
+        "train.checkpoint_every=3",
+        "embedding.tables.sparse_0.placement=row_wise",
+        "embedding.tables.sparse_2.placement=row_wise",
+    )
     hot = "embedding.hot.rows=16"
     assert inside("train", *chosen, hot, "train.steps=3", "--out", run).status == 0
     kept = json.loads((run / "plan.json").read_text())

@@ -68,8 +68,9 @@ def test_threads_that_make_progress_beside_each_other_halve_the_time_ahead():
     apart = {"host_read": dataclasses.replace(read, points=points)}
     found = predict(step(64), dataclasses.replace(machine, kernels=machine.kernels | apart), HOST)
     assert found.bounds["reading and routing"] == pytest.approx(200.1)
-    alone = predict(step(64), dataclasses.replace(machine, kernels=machine.kernels | apart),
-                    dataclasses.replace(HOST, workers=0))  # fmt: skip
+    alone = predict(
+        step(64), dataclasses.replace(machine, kernels=machine.kernels | apart), dataclasses.replace(HOST, workers=0)
+    )
     assert alone.bounds["reading and routing"] == 0 and alone.bounds["main thread"] == pytest.approx(403.1)
 
 
@@ -200,8 +201,11 @@ def test_ids_are_routed_by_ways_that_take_a_time_of_their_own_each():
     machine = with_stages(read=9.0, route=80.0, pack=7.0, place=9.0, dispatch=6.0)
 
     def takes(name, of_id, **more):
-        points = tuple(Point({"ids": n, "features": 2.0, "devices": d}, n * d * of_id, **more)
-                       for n in (1000.0, 8000.0) for d in (2.0, 4.0))  # fmt: skip
+        points = tuple(
+            Point({"ids": n, "features": 2.0, "devices": d}, n * d * of_id, **more)
+            for n in (1000.0, 8000.0)
+            for d in (2.0, 4.0)
+        )
         return {name: Kernel(1.0, "measured", points)}
 
     own = takes("host_route.pooled", 0.01) | takes("host_route.split_pooled", 0.1, cores=2.0)

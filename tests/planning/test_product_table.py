@@ -95,10 +95,16 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
         ({"machine": {}}, "KeyError"),
         ({"layers": [{"rows": 0, "terms": 1, "columns": 1, "dtype": "float32", "us": times()}]}, "0 is no size"),
         ({"layers": [{"rows": 1, "terms": 1, "columns": 1, "dtype": "float32", "us": {}}]}, "forward"),
-        ({"layers": [{"rows": 1, "terms": 1, "columns": 1, "dtype": "float32", "us": times(default={"kernels": 1})}]},
-         "times of forward"),
+        (
+            {
+                "layers": [
+                    {"rows": 1, "terms": 1, "columns": 1, "dtype": "float32", "us": times(default={"kernels": 1})}
+                ]
+            },
+            "times of forward",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_table_is_refused(change, why, tmp_path):
     path = write_table(tmp_path / "table.json", times())
     with pytest.raises(ConfigError, match=f"is no table of products .*{why}.*Delete it and measure again"):

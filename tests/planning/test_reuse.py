@@ -50,8 +50,11 @@ def test_a_table_is_touched_where_rows_are_looked_up_and_not_as_a_whole():
         rows = table[ids] * 2
         return table.at[ids].add(new * rows, mode="drop")
 
-    shapes = (jax.ShapeDtypeStruct((2**20, 8), jnp.float32), jax.ShapeDtypeStruct((16,), jnp.int32),
-              jax.ShapeDtypeStruct((16, 8), jnp.float32))  # fmt: skip
+    shapes = (
+        jax.ShapeDtypeStruct((2**20, 8), jnp.float32),
+        jax.ShapeDtypeStruct((16,), jnp.int32),
+        jax.ShapeDtypeStruct((16, 8), jnp.float32),
+    )
     text = jax.jit(step, donate_argnums=0).lower(*shapes).compile().as_text()
     nodes = read_graph(text, 1).nodes
     assert any(work.kernel.startswith("scatter") for node in nodes for work in node.works)

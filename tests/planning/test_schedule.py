@@ -75,11 +75,13 @@ KNOWN = dataclasses.replace(
     kernels={
         name: Kernel(1.0, "measured", (Point(dict.fromkeys(sizes, 1.0), us, 1.0),))
         for name, sizes, us in (
-            ("elementwise", ("bytes",), 4.0), ("copy", ("bytes",), 4.0), ("all_reduce", ("bytes", "devices"), 0.001),
+            ("elementwise", ("bytes",), 4.0),
+            ("copy", ("bytes",), 4.0),
+            ("all_reduce", ("bytes", "devices"), 0.001),
             ("all_to_all", ("bytes", "devices"), 0.001),
         )
     },
-)  # fmt: skip
+)
 
 
 def test_a_step_written_by_hand_has_its_known_critical_path():

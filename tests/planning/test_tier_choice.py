@@ -30,8 +30,15 @@ from recjax.utils.lazy_arrays import load
 pytestmark = pytest.mark.light_compile
 
 STEPS = 12
-SETTINGS = ("data.rows=6000,300,4000", "data.ids_per_bag=1,0,3", "data.weighted=false", "data.train_rows=16384",
-            "train.batch_size=64", "mesh.devices=2", f"train.steps={STEPS}")  # fmt: skip
+SETTINGS = (
+    "data.rows=6000,300,4000",
+    "data.ids_per_bag=1,0,3",
+    "data.weighted=false",
+    "data.train_rows=16384",
+    "train.batch_size=64",
+    "mesh.devices=2",
+    f"train.steps={STEPS}",
+)
 ROW = 16 * 4 + 4  # bytes of a row and its one slot
 
 
@@ -145,9 +152,14 @@ def test_what_fits_has_no_caches_and_other_budgets_are_used(
 )
 def test_where_rows_on_the_host_do_not_help_the_refusal_says_why(machine: Path, setting: str, why: str) -> None:
     tight = cut(machine, 0.05, *(setting,) * ("batch" in setting))
-    paragraph = assert_refused(inside("plan", "synthetic", *SETTINGS, f"planner.machine={machine}", setting, tight),
-                               2, "no plan fits a device", why, "The cheapest change with which it fits is",
-                               r"a device then needs [0-9.e-]+ GiB")  # fmt: skip
+    paragraph = assert_refused(
+        inside("plan", "synthetic", *SETTINGS, f"planner.machine={machine}", setting, tight),
+        2,
+        "no plan fits a device",
+        why,
+        "The cheapest change with which it fits is",
+        r"a device then needs [0-9.e-]+ GiB",
+    )
     assert "changes no number" in paragraph
 
 

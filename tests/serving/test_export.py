@@ -53,11 +53,16 @@ def test_equals_the_oracle(made):
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("quantize", "overrides"),
-    [("none", TASKS), ("bfloat16", ()), pytest.param("int8", (), marks=pytest.mark.wide),
-     ("int4", ("embedding.dim=5", "model.interaction=cat")),
-     pytest.param("none", ("model=deepfm",), marks=pytest.mark.wide), ("none", ("model=dcnv2",)),
-     ("none", ("embedding.dtype=bfloat16", "model=wide_deep"))],
-)  # fmt: skip
+    [
+        ("none", TASKS),
+        ("bfloat16", ()),
+        pytest.param("int8", (), marks=pytest.mark.wide),
+        ("int4", ("embedding.dim=5", "model.interaction=cat")),
+        pytest.param("none", ("model=deepfm",), marks=pytest.mark.wide),
+        ("none", ("model=dcnv2",)),
+        ("none", ("embedding.dtype=bfloat16", "model=wide_deep")),
+    ],
+)
 def test_models_and_encodings(tmp_path, quantize, overrides):
     trainer, state = untrained(*overrides)
     write(trainer, state, 0, tmp_path / "made", quantize)

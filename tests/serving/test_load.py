@@ -66,8 +66,11 @@ def test_a_service_is_measured_both_ways(tmp_path):
     options = ("--serve", "--qps", "20", "--candidates", "1,3", "--seconds", "0.4", "--http", "--json")
     lines = inside("bench", exported, *options).result["serve"]
     assert [(line["way"], line["candidates"]) for line in lines] == [
-        ("in process", 1), ("in process", 3), ("HTTP", 1), ("HTTP", 3)
-    ]  # fmt: skip
+        ("in process", 1),
+        ("in process", 3),
+        ("HTTP", 1),
+        ("HTTP", 3),
+    ]
     for line in lines:
         assert line["sent"] == line["answered"] > 0 and 0 < line["p50_ms"] <= line["p95_ms"] <= line["p99_ms"]
     assert "p99_ms" in load.to_text({"serve": lines, "seconds": 0.4, "others_share": 0.5})

@@ -128,7 +128,7 @@ FUNCTIONS = {
     "columns": lambda x: rotated(x).reshape(x.shape[0], -1) @ np.arange(16, dtype=np.float32).reshape(8, 2),
     "products": lambda x: jnp.einsum("bik,bjk->bij", x, x)[:, 0] + jnp.einsum("bik,ik->bk", x, ONES)[:, :3],
     "made whole": lambda x: jnp.concatenate([jnp.broadcast_to(np.float32(2), (x.shape[0], 3)), x.max(axis=2)], axis=1),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

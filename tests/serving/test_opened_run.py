@@ -29,8 +29,17 @@ def shop(preset, tmp_path_factory):
     """A run whose data are gone, and what opens it."""
     folder = tmp_path_factory.mktemp("shop")
     prepare_shop(folder / "data")
-    done = inside("train", preset, "data=prepared", f"data.path={folder / 'data'}", *TRAIN, "train.eval_every=3",
-                  "--out", folder / "run", "--json")  # fmt: skip
+    done = inside(
+        "train",
+        preset,
+        "data=prepared",
+        f"data.path={folder / 'data'}",
+        *TRAIN,
+        "train.eval_every=3",
+        "--out",
+        folder / "run",
+        "--json",
+    )
     (folder / "data").rename(folder / "elsewhere")
     return folder, done.result, recjax.open_run(folder / "run")
 

@@ -45,8 +45,17 @@ def shop(preset, tmp_path_factory):
     """Prepared data and a run on them; then the data are moved away."""
     folder = tmp_path_factory.mktemp("shop")
     prepare_shop(folder / "data")
-    done = inside("train", preset, "data=prepared", f"data.path={folder / 'data'}", *TRAIN, "train.eval_every=3",
-                  "--out", folder / "run", "--json")  # fmt: skip
+    done = inside(
+        "train",
+        preset,
+        "data=prepared",
+        f"data.path={folder / 'data'}",
+        *TRAIN,
+        "train.eval_every=3",
+        "--out",
+        folder / "run",
+        "--json",
+    )
     (folder / "data").rename(folder / "elsewhere")
     return folder, done.result
 
@@ -88,8 +97,16 @@ def test_any_mesh_step_and_python(shop, tmp_path):
     with gzip.open(tmp_path / "zipped.jsonl.gz", "wb") as zipped:
         zipped.write(file.read_bytes())
     inside("predict", folder / "run", "--input", file, "--out", tmp_path / "two.csv")
-    inside("predict", folder / "run", "--input", tmp_path / "zipped.jsonl.gz", "--out", tmp_path / "three.csv",
-           "mesh.devices=3", "train.eval_batch_size=100")  # fmt: skip
+    inside(
+        "predict",
+        folder / "run",
+        "--input",
+        tmp_path / "zipped.jsonl.gz",
+        "--out",
+        tmp_path / "three.csv",
+        "mesh.devices=3",
+        "train.eval_batch_size=100",
+    )
     np.testing.assert_allclose(scores(tmp_path / "two.csv")[1], scores(tmp_path / "three.csv")[1], rtol=0, atol=1e-5)
     last = recjax.predict(folder / "run", file, tmp_path / "last.csv", step=summary["steps"])
     assert last["step"] == summary["steps"] != summary["eval_step"]
@@ -218,16 +235,25 @@ def test_prepared_data_with_other_vocabularies_are_refused(shop, preset, tmp_pat
         for source in (open_prepared(folder / "elsewhere"), prepare_shop(tmp_path / "other", Other))
     )
     refusal = (
-        "have other vocabularies than those that the run was trained on", f'user.sha256: "{before}... there, "{other}',
+        "have other vocabularies than those that the run was trained on",
+        f'user.sha256: "{before}... there, "{other}',
         "their ids stand for other values",
-    )  # fmt: skip
+    )
     done = inside("predict", folder / "run", "--input", tmp_path / "other", "--out", tmp_path / "scores.csv")
     assert_refused(done, 3, *refusal)
     # Nor is the run evaluated or resumed on them, though their ids, and so their fingerprints, are the same.
     assert_refused(inside("eval", folder / "run", f"data.path={tmp_path / 'other'}"), 3, *refusal)
     kept = contents(folder / "run")
-    done = inside("train", preset, "data=prepared", f"data.path={tmp_path / 'other'}", *TRAIN, "train.eval_every=3",
-                  "--out", folder / "run")  # fmt: skip
+    done = inside(
+        "train",
+        preset,
+        "data=prepared",
+        f"data.path={tmp_path / 'other'}",
+        *TRAIN,
+        "train.eval_every=3",
+        "--out",
+        folder / "run",
+    )
     assert_refused(done, 3, *refusal)
     assert contents(folder / "run") == kept
 
@@ -265,8 +291,9 @@ def test_what_the_run_kept_is_verified(shop, tmp_path):
 
 def test_slices_are_named_by_value_and_unknown_values_form_no_group(shop):
     folder, _ = shop
-    result = inside("eval", folder / "run", trained_on(folder), "--by", "city", "--by", "tags", "--group", "user",
-                    "--json").result  # fmt: skip
+    result = inside(
+        "eval", folder / "run", trained_on(folder), "--by", "city", "--by", "tags", "--group", "user", "--json"
+    ).result
     test = rows()[600:]
     cities = {row["value"]: row["samples"] for row in result["by"]["city"]}
     assert cities["missing"] == sum(row["city"] is None for row in test)
@@ -307,8 +334,17 @@ def test_columns_of_the_input_beside_the_scores(shop, tmp_path):
             assert {name: ours[name] for name in names} == wanted
     recjax.predict(folder / "run", file, tmp_path / "all.jsonl", columns="all")
     assert list(table(tmp_path / "all.jsonl")[9]) == [
-        "row", "logit", "probability", "user", "city", "tags", "age", "price", "request", "note",
-    ]  # fmt: skip
+        "row",
+        "logit",
+        "probability",
+        "user",
+        "city",
+        "tags",
+        "age",
+        "price",
+        "request",
+        "note",
+    ]
 
 
 def test_columns_of_prepared_data(shop, tmp_path):
@@ -321,8 +357,9 @@ def test_columns_of_prepared_data(shop, tmp_path):
         assert ours["city"] in (theirs["city"] or "missing", "unknown")
         assert ours["tags"] == [tag if tag in known else "unknown" for tag in theirs["tags"]]
     assert ours["row"] == 100
-    done = inside("predict", folder / "run", "--input", folder / "elsewhere", "--out", tmp_path / "new.csv",
-                  "--columns", "cty")  # fmt: skip
+    done = inside(
+        "predict", folder / "run", "--input", folder / "elsewhere", "--out", tmp_path / "new.csv", "--columns", "cty"
+    )
     assert_refused(done, 3, "have no column 'cty' to carry. They have user, city, tags, age, price")
 
 

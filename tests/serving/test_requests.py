@@ -86,9 +86,14 @@ def test_what_stands_under_user_is_that_of_every_candidate(shop, shared):
 
 TEXTS = ["", "Zürich 3", "t1", "a\0b", "1f", "0x1f", "g", "123456789", " 1"]
 VALUE = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**65), 2**65), st.integers(-5, 9), st.floats(-1e30, 1e30),
-    st.sampled_from(TEXTS), st.sampled_from([3.0, 2.0**60, math.inf, 1e301]),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**65), 2**65),
+    st.integers(-5, 9),
+    st.floats(-1e30, 1e30),
+    st.sampled_from(TEXTS),
+    st.sampled_from([3.0, 2.0**60, math.inf, 1e301]),
+)
 ANY = st.one_of(VALUE, st.lists(VALUE, max_size=3))
 GOOD = {
     "user": st.integers(-5, 9),

@@ -185,8 +185,18 @@ def shop_rows(tmp_path, made, ids=None, **options):
 def test_a_missing_value_is_what_training_had_for_it(tmp_path):
     """City is optional, so it has a row of its own (1); user and tags are not, so null is a value that is unknown."""
     row = {"user": 1, "city": "Zürich 3", "tags": ["t1"], "age": 4, "price": 0.5}
-    changes = [{}, {"user": None}, {"user": 10**15}, {"city": None}, {"city": ""}, {"city": "Bern"},
-               {"tags": None}, {"tags": []}, {"tags": ["t1", None]}, {"tags": ["t1", "new"]}]  # fmt: skip
+    changes = [
+        {},
+        {"user": None},
+        {"user": 10**15},
+        {"city": None},
+        {"city": ""},
+        {"city": "Bern"},
+        {"tags": None},
+        {"tags": []},
+        {"tags": ["t1", None]},
+        {"tags": ["t1", "new"]},
+    ]
     batch = shop_rows(tmp_path, [row | change for change in changes])
     users, cities = batch.bags["user"].ids[:, 0].tolist(), batch.bags["city"].ids[:, 0].tolist()
     assert users[0] > 0 and users[1:3] == [0, 0] and set(users[3:]) == {users[0]}

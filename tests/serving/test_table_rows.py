@@ -54,8 +54,10 @@ def plain(parts):
         for name, coded in part.chunk.columns.items():
             entries = [[*coded.values.tolist(), None][code] for code in coded.codes]
             ends = np.cumsum([1] * n if coded.lengths is None else coded.lengths)
-            bags = [entries[end - length : end] for end, length in
-                    zip(ends, [1] * n if coded.lengths is None else coded.lengths, strict=True)]  # fmt: skip
+            bags = [
+                entries[end - length : end]
+                for end, length in zip(ends, [1] * n if coded.lengths is None else coded.lengths, strict=True)
+            ]
             columns[name] = bags if coded.lengths is not None else [bag[0] for bag in bags]
         for i in range(n):
             dense = [None if x != x else x for x in part.chunk.dense[i].tolist()]
@@ -74,9 +76,11 @@ def test_rows_of_every_format_are_the_same(described, tmp_path, form):
     assert [number for number, _, _ in found] == list(range(1, 41))
     for (_, features, dense), row in zip(found, truth, strict=True):
         assert features == {
-            "user": row["user"].encode(), "item_id": row["item_id"], "kind": row["kind"] and row["kind"].encode(),
+            "user": row["user"].encode(),
+            "item_id": row["item_id"],
+            "kind": row["kind"] and row["kind"].encode(),
             "tags": row["tags"] or [],
-        }  # fmt: skip
+        }
         assert dense == [row["price"], *row["vector"]]
 
 

@@ -28,16 +28,41 @@ WANTED = ["seed=7", "train.epochs=2", "train.shuffle=false", "model.top=32-1", "
         (WANTED, {}),
         ([WANTED], {}),
         ([tuple(WANTED[:2]), WANTED[2:]], {}),
-        ([{"seed": 7, "train.epochs": 2, "train.shuffle": False, "model.top": [32, 1], "embedding.init_scale": None}],
-         {}),
-        ([{"seed": 7}, {"train": {"epochs": 2, "shuffle": False}, "model": {"top": (32, 1)}},
-          "embedding.init_scale=none"], {}),
-        ([], {"seed": np.int64(7), "train": {"epochs": 2.0, "shuffle": np.bool_(False)},
-              "model": {"top": np.array([32, 1])}, "embedding": {"init_scale": None}}),
-        ([{"seed": 7}], {"train.epochs": 2, "train.shuffle": False, "model.top": [32, 1],
-                         "embedding": {"init_scale": None}}),
+        (
+            [
+                {
+                    "seed": 7,
+                    "train.epochs": 2,
+                    "train.shuffle": False,
+                    "model.top": [32, 1],
+                    "embedding.init_scale": None,
+                }
+            ],
+            {},
+        ),
+        (
+            [
+                {"seed": 7},
+                {"train": {"epochs": 2, "shuffle": False}, "model": {"top": (32, 1)}},
+                "embedding.init_scale=none",
+            ],
+            {},
+        ),
+        (
+            [],
+            {
+                "seed": np.int64(7),
+                "train": {"epochs": 2.0, "shuffle": np.bool_(False)},
+                "model": {"top": np.array([32, 1])},
+                "embedding": {"init_scale": None},
+            },
+        ),
+        (
+            [{"seed": 7}],
+            {"train.epochs": 2, "train.shuffle": False, "model.top": [32, 1], "embedding": {"init_scale": None}},
+        ),
     ],
-)  # fmt: skip
+)
 def test_every_form_gives_the_same_config(overrides, settings):
     assert recjax.load("synthetic", *overrides, **settings) == recjax.load("synthetic", *WANTED)
     assert recjax.override(recjax.load("synthetic"), *overrides, **settings) == recjax.load("synthetic", *WANTED)
@@ -87,9 +112,14 @@ class DataFrame:
     [
         (lambda: recjax.load("synthetic", 5), ["5 is no override. Give"]),
         (lambda: recjax.load("synthetic", DataFrame()), [r"a DataFrame of shape \(1000, 1\) is no override"]),
-        (lambda: recjax.load("synthetic", data=DataFrame()),
-         [r"data is a DataFrame of shape \(1000, 1\), which no setting can be", r"recjax\.prepare\(table, label",
-          "data=table data.path=FOLDER"]),
+        (
+            lambda: recjax.load("synthetic", data=DataFrame()),
+            [
+                r"data is a DataFrame of shape \(1000, 1\), which no setting can be",
+                r"recjax\.prepare\(table, label",
+                "data=table data.path=FOLDER",
+            ],
+        ),
         (lambda: recjax.load(DataFrame()), [r"needs the name of a preset, not a DataFrame .*docs/guides/own_data\.md"]),
         (lambda: recjax.load("synthetic", {5: 2}), ["5 is no key of a setting"]),
         (lambda: recjax.load("synthetic", {"train.epochs": object()}), ["train.epochs is a object, which no setting"]),
@@ -101,7 +131,7 @@ class DataFrame:
         (lambda: recjax.override("synthetic", "seed=1"), ["override needs a config, not 'synthetic'"]),
         (lambda: recjax.predict("run", DataFrame(), "scores.csv"), ["as input, not a DataFrame"]),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_one_paragraph(call, patterns):
     with pytest.raises(ConfigError) as caught:
         call()

@@ -144,10 +144,11 @@ def test_a_rank_is_as_late_as_it_was(sweep, tmp_path):
 
 def test_lateness_to_a_collective_is_told_from_communication(sweep, tmp_path):
     """Both compute 3 us, come 5 late to the exchange of 20 and 1 late to the 4 us of computing behind it."""
-    went = [Event(0, "compute", start_ns=0, duration_ns=3000),
-            Event(1, "all_to_all", group=(0, 1), in_bytes=2000, out_bytes=2000, deps=(0,), start_ns=8000,
-                  duration_ns=9000),
-            Event(2, "compute", start_ns=18_000, duration_ns=4000, deps=(1,))]  # fmt: skip
+    went = [
+        Event(0, "compute", start_ns=0, duration_ns=3000),
+        Event(1, "all_to_all", group=(0, 1), in_bytes=2000, out_bytes=2000, deps=(0,), start_ns=8000, duration_ns=9000),
+        Event(2, "compute", start_ns=18_000, duration_ns=4000, deps=(1,)),
+    ]
     folder = write_trace(tmp_path / "trace", [went, went])
     found = inside("simulate", "workload", folder, "--calibration", sweep, "--json").result
     parts = [found[key] for key in ("time_ns", "compute_ns", "late_ns", "exposed_communication_ns")]
@@ -157,10 +158,14 @@ def test_lateness_to_a_collective_is_told_from_communication(sweep, tmp_path):
 
 def test_lateness_is_told_from_computing_and_may_be_left_out(tmp_path):
     """A rank computes 3 us, exchanges 2000 bytes (1 us each way), comes 2 us late to 5 us of computing."""
-    exchange = Event(1, "all_to_all", group=(0, 1), in_bytes=2000, out_bytes=2000, deps=(0,), start_ns=3000,
-                     duration_ns=9000)  # fmt: skip
-    went = [Event(0, "compute", start_ns=0, duration_ns=3000), exchange,
-            Event(2, "compute", start_ns=14_000, duration_ns=5000, deps=(1,))]  # fmt: skip
+    exchange = Event(
+        1, "all_to_all", group=(0, 1), in_bytes=2000, out_bytes=2000, deps=(0,), start_ns=3000, duration_ns=9000
+    )
+    went = [
+        Event(0, "compute", start_ns=0, duration_ns=3000),
+        exchange,
+        Event(2, "compute", start_ns=14_000, duration_ns=5000, deps=(1,)),
+    ]
     folder = write_trace(tmp_path / "trace", [went, went])
     how = ("simulate", "workload", folder, "--topology", "fully_connected:2", "--bandwidth", "1GB/s")
     found = inside(*how, "--json").result
@@ -171,8 +176,10 @@ def test_lateness_is_told_from_computing_and_may_be_left_out(tmp_path):
     assert [found[key] for key in ("time_ns", "compute_ns", "late_ns")] == [9000, 8000, 0]
     assert "lateness" not in inside(*how, "--no-lateness").out
     sweep = write_sweep(tmp_path / "sweep.json")
-    late, prompt = (inside("simulate", "workload", folder, "--calibration", sweep, *more, "--json").result
-                    for more in ((), ("--no-lateness",)))  # fmt: skip
+    late, prompt = (
+        inside("simulate", "workload", folder, "--calibration", sweep, *more, "--json").result
+        for more in ((), ("--no-lateness",))
+    )
     assert (late["late_ns"], late["time_ns"] - prompt["time_ns"]) == (2000, 2000)
     refused = inside(
         "simulate", "workload", "hoti2020", "--topology", "switch:2", "--bandwidth", "1GB/s", "--no-lateness"

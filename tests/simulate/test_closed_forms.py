@@ -144,8 +144,15 @@ def test_hierarchical_all_reduce_is_its_three_phases(inner, outer, size):
     inside = (inner - 1) * (ALPHA + s_inside + E) + E
     across = 2 * (outer - 1) * (2 * (far + s_across) + E) + E
     for shortcut in SHORTCUTS:
-        found = time_of("all_reduce", "hierarchical", f"fully_connected:{inner},switch:{outer}", size, shortcut,
-                        bandwidth=[BANDWIDTH, slow], latency=[ALPHA, far])  # fmt: skip
+        found = time_of(
+            "all_reduce",
+            "hierarchical",
+            f"fully_connected:{inner},switch:{outer}",
+            size,
+            shortcut,
+            bandwidth=[BANDWIDTH, slow],
+            latency=[ALPHA, far],
+        )
         assert found == near(2 * inside + across)
 
 

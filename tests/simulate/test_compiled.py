@@ -20,8 +20,10 @@ from recjax.simulate.tcp import Tcp
 from recjax.simulate.workload import Operation
 
 needs_it = pytest.mark.skipif(compiled.library() is None, reason="not installed: pip install ./kernels")
-ALGORITHM_OF = {"all_reduce": ["ring", "direct", "double_binary_tree", "halving_doubling"],
-                "all_to_all": ["direct", "ring"]}  # fmt: skip
+ALGORITHM_OF = {
+    "all_reduce": ["ring", "direct", "double_binary_tree", "halving_doubling"],
+    "all_to_all": ["direct", "ring"],
+}
 MOST: dict[str, list[float]] = {
     "window_bytes": [3000, 9000.5, 1e6],
     "segment_bytes": [700, 1460.25, 1e9],
@@ -32,8 +34,9 @@ MOST: dict[str, list[float]] = {
 }
 FITS_NO_BUFFER = {key: of[0] for key, of in MOST.items()} | {"segment_bytes": 1e9}
 transports = st.one_of(st.none(), st.fixed_dictionaries({key: st.sampled_from(of) for key, of in MOST.items()}))
-networks = st.sampled_from(["switch:4", "switch:8", "ring:4", "fully_connected:4,switch:2", "switch:2,switch:4",
-                            "ring:2,switch:2,ring:2"])  # fmt: skip
+networks = st.sampled_from(
+    ["switch:4", "switch:8", "ring:4", "fully_connected:4,switch:2", "switch:2,switch:4", "ring:2,switch:2,ring:2"]
+)
 
 
 def both(run):
@@ -60,9 +63,17 @@ def assert_same(with_library, without):
 
 
 @needs_it
-@given(st.sampled_from([(name, algorithm) for name, found in ALGORITHMS.items() for algorithm in found]), networks,
-       st.integers(1, 30_000), st.integers(0, 3000), st.integers(1, 5), st.integers(1, 8), st.booleans(), transports,
-       st.sampled_from(["auto", "never"]))  # fmt: skip
+@given(
+    st.sampled_from([(name, algorithm) for name, found in ALGORITHMS.items() for algorithm in found]),
+    networks,
+    st.integers(1, 30_000),
+    st.integers(0, 3000),
+    st.integers(1, 5),
+    st.integers(1, 8),
+    st.booleans(),
+    transports,
+    st.sampled_from(["auto", "never"]),
+)
 def test_a_collective(pair, text, size, latency, chunks, in_flight, congestion, transport, shortcut):
     tcp = Tcp(**transport) if transport and congestion else None
     how = {"chunks": chunks, "in_flight": in_flight, "congestion": congestion, "tcp": tcp, "shortcut": shortcut}

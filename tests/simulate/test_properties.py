@@ -60,8 +60,11 @@ def play_schedule(network, schedule, runs, endpoint=0):
     return ends
 
 
-@given(st.sampled_from(["fully_connected:3,switch:4", "switch:3,ring:3", "fully_connected:2,ring:3"]),
-       st.integers(0, 2**32 - 1), st.integers(1, 3))  # fmt: skip
+@given(
+    st.sampled_from(["fully_connected:3,switch:4", "switch:3,ring:3", "fully_connected:2,ring:3"]),
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 3),
+)
 def test_one_rank_for_all_where_messages_meet_at_the_same_moment(text, seed, runs):
     """Random steps of rotations, with few sizes, so that messages from different ranks tie at links."""
     rng = np.random.default_rng(seed)

@@ -53,8 +53,14 @@ def test_a_window_bounds_a_message():
 
 
 def message(number, source, target, size, *after):
-    return Operation(f"{number}: {source} to {target}", "collective", collective="send_recv", bytes=size,
-                     ranks=((source, target),), depends_on=after)  # fmt: skip
+    return Operation(
+        f"{number}: {source} to {target}",
+        "collective",
+        collective="send_recv",
+        bytes=size,
+        ranks=((source, target),),
+        depends_on=after,
+    )
 
 
 @pytest.mark.parametrize("stages, batches", [(2, 1), (4, 1), (4, 6), (3, 8)])
@@ -96,8 +102,10 @@ def test_a_trace_with_messages(tmp_path, format):
     An all-reduce of both then takes twice 3 us from 11.
     """
     reduced = {"group": (0, 1), "in_bytes": 6000, "out_bytes": 6000, "dtype": "int8", "deps": (2,)}
-    ranks = [stream(0, ("compute", 2), ("send", 4000, 1), ("compute", 3)),
-             stream(1, ("compute", 10), ("recv", 4000, 0), ("compute", 1))]  # fmt: skip
+    ranks = [
+        stream(0, ("compute", 2), ("send", 4000, 1), ("compute", 3)),
+        stream(1, ("compute", 10), ("recv", 4000, 0), ("compute", 1)),
+    ]
     ranks = [(*events, Event(3, "all_reduce", **reduced)) for events in ranks]
     where = topology("fully_connected:2")
     found = simulate(read_workload(write_trace(tmp_path / "trace", format, ranks), where), where, System())
@@ -107,8 +115,10 @@ def test_a_trace_with_messages(tmp_path, format):
 
 def test_messages_of_a_pair_are_matched_in_order_and_both_ways(tmp_path):
     """A ball of 1000, 2000 and 3000 bytes goes to and fro between two ranks."""
-    ranks = [stream(0, ("send", 1000, 1), ("recv", 2000, 1), ("send", 3000, 1)),
-             stream(1, ("recv", 1000, 0), ("send", 2000, 0), ("recv", 3000, 0))]  # fmt: skip
+    ranks = [
+        stream(0, ("send", 1000, 1), ("recv", 2000, 1), ("send", 3000, 1)),
+        stream(1, ("recv", 1000, 0), ("send", 2000, 0), ("recv", 3000, 0)),
+    ]
     where = topology("fully_connected:2")
     found = simulate(read_workload(write_trace(tmp_path / "trace", recjax_json, ranks), where), where, System())
     assert found.time_ns == 6000 and finish(found, "message 2 of rank 0 to rank 1") == [6000, 6000]
@@ -122,7 +132,17 @@ def test_refusals(tmp_path):
     crossed = [stream(0, ("send", 1000, 1), ("recv", 1000, 1)), stream(1, ("send", 1000, 0), ("recv", 1000, 0))]
     with pytest.raises(ConfigError, match="wait for each other"):
         read_workload(write_trace(tmp_path / "crossed", recjax_json, crossed), where)
-    how = ("simulate", "collective", "--collective", "send_recv", "--topology", "ring:2,ring:2", "--bytes", "1MB",
-           "--bandwidth", "1GB/s")  # fmt: skip
+    how = (
+        "simulate",
+        "collective",
+        "--collective",
+        "send_recv",
+        "--topology",
+        "ring:2,ring:2",
+        "--bytes",
+        "1MB",
+        "--bandwidth",
+        "1GB/s",
+    )
     assert_refused(inside(*how, "--algorithm", "hierarchical"), 2, "take direct or ring")
     assert "send_recv (direct) of 976.6 KiB on ring:2,ring:2, 1 chunk(s): 2.00 ms" in inside(*how).out

@@ -7,8 +7,24 @@ import os
 import pytest
 from support.commands import assert_refused, inside
 
-RING = ("simulate", "collective", "--collective", "all_reduce", "--algorithm", "ring", "--topology", "switch:8",
-        "--bytes", "1048576", "--bandwidth", "50GiB/s", "--latency", "500ns", "--endpoint-delay", "10ns")  # fmt: skip
+RING = (
+    "simulate",
+    "collective",
+    "--collective",
+    "all_reduce",
+    "--algorithm",
+    "ring",
+    "--topology",
+    "switch:8",
+    "--bytes",
+    "1048576",
+    "--bandwidth",
+    "50GiB/s",
+    "--latency",
+    "500ns",
+    "--endpoint-delay",
+    "10ns",
+)
 
 
 def test_one_collective_as_json():
@@ -91,8 +107,24 @@ def test_a_torus_is_rings():
     assert times[0] == times[1]
 
 
-WORKLOAD = ("simulate", "workload", "hoti2020", "batch_per_rank=64", "--topology", "switch:8", "--bandwidth", "100Gb/s",
-            "--latency", "500ns", "--chunks", "4", "--scheduling", "lifo", "--iterations", "2")  # fmt: skip
+WORKLOAD = (
+    "simulate",
+    "workload",
+    "hoti2020",
+    "batch_per_rank=64",
+    "--topology",
+    "switch:8",
+    "--bandwidth",
+    "100Gb/s",
+    "--latency",
+    "500ns",
+    "--chunks",
+    "4",
+    "--scheduling",
+    "lifo",
+    "--iterations",
+    "2",
+)
 
 
 def test_a_workload_with_its_files(tmp_path):
@@ -109,8 +141,9 @@ def test_a_workload_with_its_files(tmp_path):
     # Bytes on an uplink: two iterations, 7/8 of each all-to-all and twice 7/8 of each all-reduce.
     sent = sum(
         c["bytes"] * 7 / 8 * (2 if c["collective"] == "all_reduce" else 1)
-        for layer in result["layers"] for c in layer["collectives"]
-    )  # fmt: skip
+        for layer in result["layers"]
+        for c in layer["collectives"]
+    )
     assert result["busiest_link"]["bytes"] == pytest.approx(sent)
     assert (tmp_path / "out" / "simulation.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "out" / "simulation.json").read_text()) == result
@@ -147,8 +180,18 @@ def test_a_full_disk_leaves_the_file_of_the_run_before(tmp_path, monkeypatch):
 def test_every_rank_is_played_where_they_differ(tmp_path):
     text = "DATA\n1\nlayer -1 5 NONE 0 6 NONE 0 7 ALLREDUCE 4096 8\n"
     (tmp_path / "work.txt").write_text(text)
-    result = inside("simulate", "workload", tmp_path / "work.txt", "--topology", "switch:8", "--bandwidth", "1GB/s",
-                    "--all-reduce", "double_binary_tree", "--json").result  # fmt: skip
+    result = inside(
+        "simulate",
+        "workload",
+        tmp_path / "work.txt",
+        "--topology",
+        "switch:8",
+        "--bandwidth",
+        "1GB/s",
+        "--all-reduce",
+        "double_binary_tree",
+        "--json",
+    ).result
     assert result["shortcut"] is None and "tree" in result["no_shortcut"]
     assert result["compute_ns"] == 5 + 6 + 7 + 8
     assert result["time_ns"] == pytest.approx(result["compute_ns"] + result["exposed_communication_ns"])

@@ -27,16 +27,22 @@ def test_collectives_that_are_under_way_together_share_the_moment():
 
 def test_what_nobody_waits_for_is_charged_nothing():
     """The layer waits for the short exchange alone; when it is done, at 900, all wait for the long one."""
-    made = [exchange({(0, 1): 1000}, 3, "long"), exchange({(2, 1): 400}, 3, "short"),
-            Operation("layer", "compute", 500.0, depends_on=("short",))]  # fmt: skip
+    made = [
+        exchange({(0, 1): 1000}, 3, "long"),
+        exchange({(2, 1): 400}, 3, "short"),
+        Operation("layer", "compute", 500.0, depends_on=("short",)),
+    ]
     assert waited(play(made, topology("fully_connected:3")), 1) == {"short": 400, "long": 100}
 
 
 def test_a_collective_that_stands_in_a_queue_is_charged_where_nothing_else_is_waited_for():
     """One in flight, the first ready first; the layer waits for the second alone, which begins at 1000."""
     both = {(0, 1): 1000, (1, 0): 1000}
-    made = [exchange(both, 2, "first"), exchange(both, 2, "second"),
-            Operation("layer", "compute", 500.0, depends_on=("second",))]  # fmt: skip
+    made = [
+        exchange(both, 2, "first"),
+        exchange(both, 2, "second"),
+        Operation("layer", "compute", 500.0, depends_on=("second",)),
+    ]
     result = play(made, topology("fully_connected:2"), in_flight=1)
     assert waited(result, 0) == {"second": 2000}
     assert waited(play(made[:2], topology("fully_connected:2"), in_flight=1), 0) == {"first": 1000, "second": 1000}
@@ -57,9 +63,13 @@ def test_coming_late_to_a_collective_is_no_communication(shortcut):
 @pytest.mark.parametrize("shortcut", ["auto", "never"])
 def test_computing_and_stalls_make_up_the_whole(shortcut):
     both = {(0, 1): 1000, (1, 0): 1000}
-    made = [Operation("a", "compute", 100.0), exchange(both, 2, "x", depends_on=("a",)),
-            Operation("b", "compute", 300.0, depends_on=("a",)), exchange(both, 2, "y", depends_on=("b",)),
-            Operation("c", "compute", 50.0, depends_on=("x", "y"))]  # fmt: skip
+    made = [
+        Operation("a", "compute", 100.0),
+        exchange(both, 2, "x", depends_on=("a",)),
+        Operation("b", "compute", 300.0, depends_on=("a",)),
+        exchange(both, 2, "y", depends_on=("b",)),
+        Operation("c", "compute", 50.0, depends_on=("x", "y")),
+    ]
     result = play(made, topology("fully_connected:2"), shortcut)
     assert result.time_ns == 100 + 300 + 50 + result.waited[:, 0].sum()
     assert waited(result, 0)["y"] > waited(result, 0)["x"] > 0

@@ -50,8 +50,13 @@ def test_computations_keep_their_order():
 
 def test_collectives_wait_for_a_chunk_in_flight_first_come_first_served():
     """One chunk at a time; a sends 0-100, and b, c come at 10 and 20. fifo: b 100-200, c 200-300; lifo: c, then b."""
-    steps = [compute("0", 10), compute("1", 10, "0"), all_to_all("a", 200), all_to_all("b", 200, "0"),
-             all_to_all("c", 200, "1")]  # fmt: skip
+    steps = [
+        compute("0", 10),
+        compute("1", 10, "0"),
+        all_to_all("a", 200),
+        all_to_all("b", 200, "0"),
+        all_to_all("c", 200, "1"),
+    ]
     ends = {"fifo": (100, 200, 300), "lifo": (100, 300, 200)}
     for scheduling, expected in ends.items():
         for shortcut in ("always", "never"):
@@ -88,8 +93,13 @@ def test_ranks_admit_chunks_in_one_order_or_they_would_wait_for_ever():
     By itself rank 0 would begin with b, and each would wait for the other. As rank 1 began with a, so does rank 0:
     a 1000-1100 (rank 1's uplink is busy with z until then), b 1100-1200.
     """
-    steps = [exchange({(0, 1): 10, (1, 0): 1000}, 2, "z"), compute("0", 5), all_to_all("a", 200, "0"),
-             compute("1", 45, "0"), all_to_all("b", 200, "1")]  # fmt: skip
+    steps = [
+        exchange({(0, 1): 10, (1, 0): 1000}, 2, "z"),
+        compute("0", 5),
+        all_to_all("a", 200, "0"),
+        compute("1", 45, "0"),
+        all_to_all("b", 200, "1"),
+    ]
     result = play(steps, PAIR, in_flight=1, scheduling="lifo")
     assert [finish(result, name) for name in "zab"] == [[1000, 10], [1100, 1100], [1200, 1200]]
 

@@ -127,8 +127,14 @@ def test_messages_of_a_pair_share_a_window():
 PAIRS = [("all_reduce", "ring"), ("all_reduce", "direct"), ("all_reduce", "halving_doubling"), ("all_to_all", "direct")]
 
 
-@given(st.sampled_from(PAIRS), st.sampled_from([2, 4, 8]), st.integers(1, 10**5), st.integers(1, 4),
-       st.sampled_from([300, 1000, 4000]), st.sampled_from([10**3, 10**4, 10**6]))  # fmt: skip
+@given(
+    st.sampled_from(PAIRS),
+    st.sampled_from([2, 4, 8]),
+    st.integers(1, 10**5),
+    st.integers(1, 4),
+    st.sampled_from([300, 1000, 4000]),
+    st.sampled_from([10**3, 10**4, 10**6]),
+)
 def test_one_rank_stands_for_all_here_too(pair, n, size, chunks, window, buffer):
     how = {"latency": 20, "chunks": chunks, "tcp": Tcp(window, 30, buffer * n, 250, 5000)}
     whole = collective(*pair, f"switch:{n}", size, shortcut="never", **how)

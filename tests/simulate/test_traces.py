@@ -20,12 +20,22 @@ def events(rank, sends=(), computes_us=(3, 3)):
     """Two ranks: a exchange of 4000 bytes beside 3 us of computing, then an all-reduce that waits for both."""
     both = (0, 1)
     return (
-        Event(0, "all_to_all", phase="row_exchange", group=both, in_bytes=4000, out_bytes=4000, dtype="int8",
-              sends=sends, receives=sends),
+        Event(
+            0,
+            "all_to_all",
+            phase="row_exchange",
+            group=both,
+            in_bytes=4000,
+            out_bytes=4000,
+            dtype="int8",
+            sends=sends,
+            receives=sends,
+        ),
         Event(1, "compute", duration_ns=computes_us[rank] * 1000, start_ns=0),
-        Event(2, "all_reduce", phase="dense_grads", group=both, in_bytes=6000, out_bytes=6000, dtype="int8",
-              deps=(0, 1)),
-    )  # fmt: skip
+        Event(
+            2, "all_reduce", phase="dense_grads", group=both, in_bytes=6000, out_bytes=6000, dtype="int8", deps=(0, 1)
+        ),
+    )
 
 
 def play(folder, **system):
@@ -56,8 +66,10 @@ def test_true_splits_and_unequal_computing_are_kept(tmp_path, format):
 def test_computing_that_is_cut_unlike_stays_with_its_rank(tmp_path):
     """Rank 1 computes 1 us, and 2 more after the exchange, to 4 us: its all-reduce begins then, rank 0's at 3."""
     exchange, _, reduce = events(1)
-    parts = (Event(1, "compute", start_ns=0, duration_ns=1000), Event(2, "compute", start_ns=2000, duration_ns=2000,
-                                                                      deps=(0, 1)))  # fmt: skip
+    parts = (
+        Event(1, "compute", start_ns=0, duration_ns=1000),
+        Event(2, "compute", start_ns=2000, duration_ns=2000, deps=(0, 1)),
+    )
     second = (exchange, *parts, dataclasses.replace(reduce, id=3, deps=(0, 2)))
     result = play(write_trace(tmp_path / "trace", recjax_json, [events(0), second]))
     reduced = result.workload.operations[-1].name

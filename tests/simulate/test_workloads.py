@@ -14,8 +14,17 @@ from recjax.simulate.report import of_workload
 from recjax.simulate.system import System
 
 # Two tables of dimension 4, one bottom and one top layer. 1 flop and 1 byte take a nanosecond.
-SMALL = DlrmShape(batch_per_rank=10, tables=2, dim=4, pooling=3, dense_features=5, bottom=(4,), top=(1,),
-                  flops_per_s=1e9, memory_bytes_per_s=1e9)  # fmt: skip
+SMALL = DlrmShape(
+    batch_per_rank=10,
+    tables=2,
+    dim=4,
+    pooling=3,
+    dense_features=5,
+    bottom=(4,),
+    top=(1,),
+    flops_per_s=1e9,
+    memory_bytes_per_s=1e9,
+)
 
 
 def by_name(workload):
@@ -100,8 +109,10 @@ def test_model_parallelism_moves_activations():
     assert "iteration 0/bottom_0/forward/all_gather" in found["iteration 0/top_0/forward"].depends_on
 
 
-@pytest.mark.parametrize("shape, why", [({"bottom": (8,)}, "must end in dim=4"), ({"tables": 0}, "1 or more"),
-                                        ({"flops_per_s": 0.0}, "above 0")])  # fmt: skip
+@pytest.mark.parametrize(
+    "shape, why",
+    [({"bottom": (8,)}, "must end in dim=4"), ({"tables": 0}, "1 or more"), ({"flops_per_s": 0.0}, "above 0")],
+)
 def test_shapes_that_make_no_model(shape, why):
     with pytest.raises(ConfigError, match=why):
         dlrm(dataclasses.replace(SMALL, **shape), ranks=8)
@@ -134,8 +145,14 @@ def test_an_iteration_by_hand():
 
 @pytest.mark.parametrize("parallelism", ["data", "model", "hybrid"])
 @pytest.mark.parametrize("scheduling", ["fifo", "lifo"])
-@pytest.mark.parametrize("where, all_reduce", [("switch:8", "ring"), ("switch:8", "halving_doubling"),
-                                               ("fully_connected:4,switch:2", "hierarchical:direct,ring")])  # fmt: skip
+@pytest.mark.parametrize(
+    "where, all_reduce",
+    [
+        ("switch:8", "ring"),
+        ("switch:8", "halving_doubling"),
+        ("fully_connected:4,switch:2", "hierarchical:direct,ring"),
+    ],
+)
 def test_one_rank_for_all_gives_the_same_iterations(parallelism, scheduling, where, all_reduce):
     """Every time of every operation, and the bytes on the links."""
     shape = DlrmShape(parallelism=parallelism, batch_per_rank=16, bottom=(256, 64), top=(512, 1))
@@ -169,7 +186,9 @@ def test_a_text_workload_of_a_dlrm(tmp_path):
     assert found["iteration 0/Bottom_1/weight_gradient"].duration_ns == 1792
     assert found["iteration 0/Top_0/weight_gradient/all_reduce"].bytes == 1064960
     assert found["iteration 0/Top_0/forward"].depends_on == (
-        "iteration 0/Bottom_1/forward", "iteration 0/Embedding/forward/all_to_all")  # fmt: skip
+        "iteration 0/Bottom_1/forward",
+        "iteration 0/Embedding/forward/all_to_all",
+    )
     assert found["iteration 0/Embedding/input_gradient/all_to_all"].depends_on == ("iteration 0/Top_0/input_gradient",)
     # The update comes before the layer's next forward pass, when its all-reduce is done; and once more at the end.
     assert found["iteration 1/Top_0/update"].duration_ns == 1065
@@ -186,18 +205,24 @@ def test_a_text_workload_of_a_dlrm(tmp_path):
         ("HYBRID_MODEL_DATA", "ring:4,switch:2", ((1,), ()), ((0,), ())),
         ("HYBRID_TRANSFORMER model_parallel_NPU_group: 4", "ring:4,switch:2", ((0,), ()), ((1,), ())),
         ("HYBRID_TRANSFORMER model_parallel_NPU_group: 8", "ring:4,switch:2", ((0, 1), ()), ((), ())),
-        ("HYBRID_TRANSFORMER model_parallel_NPU_group: 2", "ring:4", (None, ((0, 1), (2, 3))),
-         (None, ((0, 2), (1, 3)))),
+        (
+            "HYBRID_TRANSFORMER model_parallel_NPU_group: 2",
+            "ring:4",
+            (None, ((0, 1), (2, 3))),
+            (None, ((0, 2), (1, 3))),
+        ),
     ],
-)  # fmt: skip
+)
 def test_who_takes_part_under_each_parallelism(tmp_path, header, shape, activations, weights):
     text = f"{header}\n1\nlayer -1 5 ALLGATHER 100 6 ALLREDUCE 200 7 ALLREDUCE 300 8\n"
     where = topology(shape)
     found = by_name(read_text(written(tmp_path, text), where))
     forward = found["iteration 0/layer/forward/all_gather"]
     assert (forward.group, forward.ranks) == activations
-    assert (found["iteration 0/layer/weight_gradient/all_reduce"].group,
-            found["iteration 0/layer/weight_gradient/all_reduce"].ranks) == weights  # fmt: skip
+    assert (
+        found["iteration 0/layer/weight_gradient/all_reduce"].group,
+        found["iteration 0/layer/weight_gradient/all_reduce"].ranks,
+    ) == weights
     group = activations[0] if activations[0] is not None else range(len(where.dims))
     members = len(activations[1][0]) if activations[1] else where.groups(tuple(group)).shape[1]
     assert forward.bytes == 100 * members  # an all-gather's bytes are a rank's input there

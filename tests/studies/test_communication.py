@@ -22,9 +22,17 @@ def test_what_model_a_is():
     found = facts()
     assert found.pop("parameters") == 793_319_155_181
     assert found == {
-        "tables": 1000, "least_dim": 4, "mean_dim": 84.16, "most_dim": 384, "pooling": 15.0, "layers": 20,
-        "mean_width": 3375.85, "mflop": 638.178912, "samples": 512.0, "ranks": 128,
-    }  # fmt: skip
+        "tables": 1000,
+        "least_dim": 4,
+        "mean_dim": 84.16,
+        "most_dim": 384,
+        "pooling": 15.0,
+        "layers": 20,
+        "mean_width": 3375.85,
+        "mflop": 638.178912,
+        "samples": 512.0,
+        "ranks": 128,
+    }
 
 
 def test_a_smaller_model_a_has_every_nth_table(tmp_path):
@@ -71,8 +79,15 @@ def made_up(name: str, **more: object) -> dict[str, object]:
     keys = ("phase", "kind", "count", "padded_bytes")
     both = {"phase": 1.5, "call": 2.5}
     of = {"sent": [3.0, 1.0], "received": [2.0, 2.0], "imbalance": {"sent": both, "received": both}}
-    time = {"step_ms": 10.0, "communication_ms": 4.0, "exposed_ms": 3.0, "computing_ms": 6.0, "share": 0.4,
-            "exposed_share": 0.3, "phases": {"dense_grads": [2.0, 0.5]}}  # fmt: skip
+    time = {
+        "step_ms": 10.0,
+        "communication_ms": 4.0,
+        "exposed_ms": 3.0,
+        "computing_ms": 6.0,
+        "share": 0.4,
+        "exposed_share": 0.3,
+        "phases": {"dense_grads": [2.0, 0.5]},
+    }
     return {
         "variation": name,
         "collectives": [
@@ -83,17 +98,20 @@ def made_up(name: str, **more: object) -> dict[str, object]:
         "phases": {"id_exchange": of, "pooled_exchange": of},
         "time": time,
         "counted_ranks": None,
-    } | more  # fmt: skip
+    } | more
 
 
 def made_up_result() -> dict[str, Any]:
     """All cases alike."""
     return {
-        "full": False, "ranks": 2, "devices": 2, "facts": facts(),
+        "full": False,
+        "ranks": 2,
+        "devices": 2,
+        "facts": facts(),
         "compiled": {case.name: made_up(case.variation) for case in cases(SMALL, 2)},
         "measured": {case.name: made_up(case.variation) for case in cases(SMALL, 2)},
         "published": {"rows": [{"what": "fast", "step_ms": 50.0, "samples_per_s": 1.3e6, "exposed_share": 0.9}]},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.full  # it draws five pictures
@@ -114,8 +132,10 @@ def test_the_report_of_made_up_figures():
     hidden = rows["time", "share of the large all-reduces that computing hides"]
     assert hidden.same is True and "one bucket 75%" in hidden.ours
     by_size = rows["all-reduce by size", "count and share of bytes"].ours
-    assert by_size == "from 8 B: 1 (50% of the count, 0.0% of the bytes); from 4.0 MiB: 1 (50% of the count, 100.0% " \
-        "of the bytes)"  # fmt: skip
+    assert (
+        by_size == "from 8 B: 1 (50% of the count, 0.0% of the bytes); from 4.0 MiB: 1 (50% of the count, 100.0% "
+        "of the bytes)"
+    )
     tables = {table.title: table.rows for section in report.sections for table in section.tables}
     assert tables["all_reduce, by size: bucket size"][2] == ["one bucket", "4.0 MiB", "1", "50.0%", "4.0 MiB", "100.0%"]
     assert tables["max/mean over ranks"][1] == ["base", "ids (alltoallv-1)", "1.500", "2.500", "1.500", "2.500"]

@@ -134,13 +134,23 @@ def faked(monkeypatch):
     def fake(config, *_):
         calls.append(config)
         ms = float(len(calls))
-        return {"step_ms": ms, "sketch_ms": ms, "kernels_ms": ms / 2, "no_overhead_ms": ms / 2, "cpu_ms": ms,
-                "steps": 5, "others": 0.5}  # fmt: skip
+        return {
+            "step_ms": ms,
+            "sketch_ms": ms,
+            "kernels_ms": ms / 2,
+            "no_overhead_ms": ms / 2,
+            "cpu_ms": ms,
+            "steps": 5,
+            "others": 0.5,
+        }
 
     monkeypatch.setattr(measure, "foreseen", fake)
     monkeypatch.setattr(measure, "measured", fake)
-    monkeypatch.setattr(measure, "by_turns", lambda configs, rounds, _: [
-        [fake(config) | {"round_slower": 1.0} for _ in range(rounds)] for config in configs])  # fmt: skip
+
+    def by_turns(configs, rounds, _):
+        return [[fake(config) | {"round_slower": 1.0} for _ in range(rounds)] for config in configs]
+
+    monkeypatch.setattr(measure, "by_turns", by_turns)
     return calls
 
 
@@ -161,22 +171,40 @@ def test_the_report_sets_errors_beside_published_ones():
     """Predictions 5% and 100% off: a geometric mean of sqrt(0.05 x 1); kernels alone are 75% off in both cases."""
     configs = [found("a", 1.05, 1.0, 1.0, kernels_ms=0.25), found("b", 2.0, 1.0, 1.0, kernels_ms=0.25)]
     plans = [found(f"few on 2: {name}", p, m, kind="plan") for name, p, m in (("auto", 1, 1.0), ("planner", 2, 2.0))]
-    about = {"machine": "here", "calibration": {}, "seed": 0, "complete": False, "cases": 9, "done": 2, "caveat": "",
-             "slower": [1.0, 1.5, 0.9], "device": "cpu"}  # fmt: skip
-    model_a = [{"what": "slow", "step_ms": 100.0, "samples_per_s": 1e6, "exposed_share": 0.8},
-               {"what": "large", "step_ms": None}]  # fmt: skip
+    about = {
+        "machine": "here",
+        "calibration": {},
+        "seed": 0,
+        "complete": False,
+        "cases": 9,
+        "done": 2,
+        "caveat": "",
+        "slower": [1.0, 1.5, 0.9],
+        "device": "cpu",
+    }
+    model_a = [
+        {"what": "slow", "step_ms": 100.0, "samples_per_s": 1e6, "exposed_share": 0.8},
+        {"what": "large", "step_ms": None},
+    ]
     far = {"kernel": "sort", "share": 0.25}
     foreseen = [found(n, 1.0, 1.0, outside=[far | {"times": t}]) for n, t in (("a", 9.0), ("b", 30.0))]
-    result = {"about": about, "errors": errors(configs), "outside": outside(foreseen),
-              "rankings": rankings(plans), "signs": signs(configs),
-              "refused": {"c": "too large"}, "lin": published.LIN,
-              "published": {"rows": model_a, "assumptions": ["x"], "mflop_per_sample": 640.0,
-                            "published": published.MODEL_A}}  # fmt: skip
+    result = {
+        "about": about,
+        "errors": errors(configs),
+        "outside": outside(foreseen),
+        "rankings": rankings(plans),
+        "signs": signs(configs),
+        "refused": {"c": "too large"},
+        "lin": published.LIN,
+        "published": {"rows": model_a, "assumptions": ["x"], "mflop_per_sample": 640.0, "published": published.MODEL_A},
+    }
     report = findings.report(result, {}, [])
     rows = {row.figure: row for row in report.rows if row.quantity != "samples/s"}
     assert rows["end to end"].same is False and rows["end to end"].ours == "22.4% of 2 cases, the worst 2.00x"
-    assert rows["kernels alone"].same is True and "GMAE 75.0%, the worst 4.00x; 100% too short" in \
-        rows["kernels alone"].ours  # fmt: skip
+    assert (
+        rows["kernels alone"].same is True
+        and "GMAE 75.0%, the worst 4.00x; 100% too short" in rows["kernels alone"].ours
+    )
     assert rows["ranking"].ours.startswith("tau 1.00") and "takes 2.00 of the best one's" in rows["ranking"].why
     speeds = [row for row in report.rows if row.quantity == "samples/s"]
     assert [(row.same, row.ours) for row in speeds] == [(True, "1,000,000 (predicted)"), (False, "no plan fits")]
@@ -228,9 +256,16 @@ def test_programs_are_compared_by_turns_each_once(tmp_path, faked, monkeypatch):
 @pytest.mark.full
 def test_the_command_reports_draws_and_says_what_was_measured_under_load(tmp_path, faked, monkeypatch):
     monkeypatch.setattr(study, "SMALL", TINY)
-    monkeypatch.setattr(published, "model_a", lambda: {
-        "published": published.MODEL_A, "assumptions": ["x"], "mflop_per_sample": 1.0,
-        "rows": [{"what": "y", "step_ms": None}]})  # fmt: skip
+    monkeypatch.setattr(
+        published,
+        "model_a",
+        lambda: {
+            "published": published.MODEL_A,
+            "assumptions": ["x"],
+            "mflop_per_sample": 1.0,
+            "rows": [{"what": "y", "step_ms": None}],
+        },
+    )
     write(MACHINE, tmp_path / "given.json")
     out = tmp_path / "out"
     how = ("study", "foresight", "--out", out, "--machine", tmp_path / "given.json")

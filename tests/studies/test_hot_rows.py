@@ -68,8 +68,16 @@ def test_counts_are_those_of_the_law_of_the_ids() -> None:
 
 def made(label: str, rows: int, padded: float, cpu: float) -> dict[str, Any]:
     times = {"route_cpu_ms": 1.0, "step_cpu_ms": cpu - 1, "step_ms": cpu, "cpu_ms": cpu, "noise": 0.02}
-    return {"label": label, "devices": 2, "rows": rows, "covered": 0.5, "bytes": {"padded": padded, "useful": 1.0},
-            "imbalance": 1.1, "contiguous_imbalance": 2.0, "times": times}  # fmt: skip
+    return {
+        "label": label,
+        "devices": 2,
+        "rows": rows,
+        "covered": 0.5,
+        "bytes": {"padded": padded, "useful": 1.0},
+        "imbalance": 1.1,
+        "contiguous_imbalance": 2.0,
+        "times": times,
+    }
 
 
 def test_findings() -> None:
@@ -81,9 +89,15 @@ def test_findings() -> None:
     assert line["bytes"] == {"dedup": 2, "hot": 4, "hot and dedup": 5, "pooled": 8}
     assert line["cpu"] == {"dedup": 1.2, "hot": 1.5, "hot and dedup": 2, "pooled": 0.5}
     assert line["best"] == "9 hot, dedup"
-    described = {"batches": 2, "batch_size": 4, "tables": [], "histogram": {"1": 9, "2": 1}, "new": 0.25,
-                 "accesses": {"1": 1.0, "2": 0.6}, "all": {"rows": 20, "items": 10, "ids": 16, "items_for": [1, 8, 10],
-                 "items_for_share": [0.1, 0.8, 1.0]}}  # fmt: skip
+    described = {
+        "batches": 2,
+        "batch_size": 4,
+        "tables": [],
+        "histogram": {"1": 9, "2": 1},
+        "new": 0.25,
+        "accesses": {"1": 1.0, "2": 0.6},
+        "all": {"rows": 20, "items": 10, "ids": 16, "items_for": [1, 8, 10], "items_for_share": [0.1, 0.8, 1.0]},
+    }
     about = {"model": "dlrm", "data": "zipf", "batch_size": 4, "dim": 8}
     copies = [
         {
@@ -99,7 +113,7 @@ def test_findings() -> None:
         }
         for on, held, across in (("device", 80.0, 40.0), ("host", 20.0, 10.0))
     ]
-    result = {"about": about, "presence": described, "arms": arms, "copies": copies, "summary": [line]}  # fmt: skip
+    result = {"about": about, "presence": described, "arms": arms, "copies": copies, "summary": [line]}
     drawn = draw.pictures(result)
     assert [picture.name for picture in drawn] == ["presence.png", "bytes.png", "copies.png", "cpu.png"]
     assert all(len(picture.png) > 10_000 for picture in drawn)
@@ -117,7 +131,10 @@ def test_findings() -> None:
     tables = {table.title: table.rows for section in report.sections for table in section.tables}
     assert tables["bytes of a device"][2] == ["8", "2", "9", "hosts", "20", "60", "10", "90", "45"]
     assert [[picture.name for picture in section.pictures] for section in report.sections] == [
-        ["presence.png"], ["bytes.png", "cpu.png"], ["copies.png"]]  # fmt: skip
+        ["presence.png"],
+        ["bytes.png", "cpu.png"],
+        ["copies.png"],
+    ]
     assert tables["2 device(s)"][4][:4] == ["9 hot, dedup", "50%", "160", "5.00"]
     assert ["2 batches", "1", "10.00%", "60.00%"] in tables["items by the number of batches that they are in"]
 
@@ -125,8 +142,10 @@ def test_findings() -> None:
 def test_a_choice_beside_others() -> None:
     """The third round is slow for all, which ratios within it leave out; 9 rows are within 5% of the best, 99 not."""
     times = {0: [10, 12, 20], 9: [9.2, 11.04, 18.4], 99: [10.5, 12.6, 21], 8: [9, 10.8, 18], -1: [10.1, 12.12, 19.8]}
-    arms = [{"rows": max(0, rows), "label": str(rows), "covered": 0.5, "predicted_us": 8.0, "ms": ms, "cpu_ms": ms}
-            for rows, ms in times.items()]  # fmt: skip
+    arms = [
+        {"rows": max(0, rows), "label": str(rows), "covered": 0.5, "predicted_us": 8.0, "ms": ms, "cpu_ms": ms}
+        for rows, ms in times.items()
+    ]
     found = sweep.verdict(arms, 9)
     assert found["ratios"] == pytest.approx([1, 0.92, 1.05, 0.9, 1.01]) and found["best"] == 8
     assert found["band"] == pytest.approx(0.01) and found["chosen_over_best"] == pytest.approx(0.92 / 0.9)

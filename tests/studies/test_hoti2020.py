@@ -40,14 +40,21 @@ def test_the_study_at_a_small_size(tmp_path):
     assert json.loads((tmp_path / "hoti2020.json").read_text()) == result
     pictures = ("systems", "layers", "flops", "in_flight", "chunks", "copies", "lone_all_reduce", "transport")
     assert {path.name for path in tmp_path.iterdir()} == {
-        "hoti2020.json", "hoti2020.md", "hoti2020.html", "setup.json", "finished.jsonl",
+        "hoti2020.json",
+        "hoti2020.md",
+        "hoti2020.html",
+        "setup.json",
+        "finished.jsonl",
         *(f"{name}.png" for name in pictures),
-    }  # fmt: skip
+    }
     stated = [row for row in result["report"]["rows"] if row["same"] is not None]
     assert {row["source"] for row in stated} >= {
-        "3x", "up to 50x", "flat systems are more sensitive", "an optimum between utilised links and queueing",
+        "3x",
+        "up to 50x",
+        "flat systems are more sensitive",
+        "an optimum between utilised links and queueing",
         "flat and hierarchical systems differ in sensitivity",
-    }  # fmt: skip
+    }
     assert all(row["ours"] and row["why"] for row in stated)
     assert "window of 0.5 MB" in " ".join(result["assumptions"])
     assert "hoti2020: transport" in done.err
@@ -61,9 +68,10 @@ def test_a_part_of_the_study(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == names
     # Sixteen ranks, direct, one chunk: N s at a port against s, when latency does not count.
     row = next(
-        row for row in json.loads((tmp_path / "hoti2020.json").read_text())["report"]["rows"]
+        row
+        for row in json.loads((tmp_path / "hoti2020.json").read_text())["report"]["rows"]
         if "direct, 1 chunk(s)" in row["quantity"]
-    )  # fmt: skip
+    )
     assert "beyond it 16.0x at 256.0 MiB" in row["ours"] and row["same"] is False
     assert "16.0x" in done.out
     assert_refused(inside(*SOME, tmp_path, "--experiments", "system"), 2, "'system' is unknown. There are systems")
@@ -86,9 +94,13 @@ def test_rows_say_what_holds():
     copies = [
         _of(name, time, all_reduce=a, copy_us=copy)
         for a, slow in ((TREE, 40.0), (DIRECT, 11.0))
-        for name, copy, time in (("Flat100G", 0.01, 10.0), ("Flat100G", 100.0, slow), ("Hier", 0.01, 10.0),
-                                 ("Hier", 100.0, 20.0))
-    ]  # fmt: skip
+        for name, copy, time in (
+            ("Flat100G", 0.01, 10.0),
+            ("Flat100G", 100.0, slow),
+            ("Hier", 0.01, 10.0),
+            ("Hier", 100.0, 20.0),
+        )
+    ]
     chunks = [_of("Hier", t, chunks=n) for n, t in ((1, 9.0), (16, 7.0), (64, 8.0))]
     chunks += [_of("Flat100G", t, chunks=n) for n, t in ((1, 9.0), (16, 8.0), (64, 7.0))]
     found = rows({"systems": systems, "copies": copies, "chunk_counts": chunks})
@@ -100,8 +112,16 @@ def test_rows_say_what_holds():
 
 def test_rows_say_where_three_times_holds_and_which_order_is_faster():
     flops = [_of(n, t, tflops=f) for f, fast in ((30, 20.0), (60, 8.0)) for n, t in (("Hier", 40.0), ("HierOpt", fast))]
-    orders = [_of("Hier", t, scheduling=o, in_flight=n) for o, n, t in (("lifo", 1, 12.0), ("lifo", 64, 10.0),
-              ("lifo", 128, 11.0), ("fifo", 64, 15.0), ("fifo", 128, 11.0))]  # fmt: skip
+    orders = [
+        _of("Hier", t, scheduling=o, in_flight=n)
+        for o, n, t in (
+            ("lifo", 1, 12.0),
+            ("lifo", 64, 10.0),
+            ("lifo", 128, 11.0),
+            ("fifo", 64, 15.0),
+            ("fifo", 128, 11.0),
+        )
+    ]
     crossed, fifo, best = rows({"flops": flops, "in_flight": orders})
     assert crossed.ours == "3x at 40 TFLOP/s (30: 2.00x, 60: 5.00x)" and crossed.same is False  # not within a quarter
     assert fifo.ours == "Hier (64) 1.500, Hier (128) 1.000" and fifo.same is None
@@ -117,21 +137,28 @@ def _sent(system: str, what: str, window: float | None, buffer: float | None, ti
 @pytest.mark.parametrize("hier_slows, differ", [(1.5, True), (4.1, False)])
 def test_rows_say_whether_buffers_matter_as_much_to_both_kinds_of_system(hier_slows, differ):
     """A flat system is four times slower with 16 MB; within 5% of the slower one both are alike."""
-    alone = [_sent(name, "many_to_one", 5e5, buffer, time, lost)
-             for name, slow in (("Flat800G", 4.0), ("Hier", hier_slows))
-             for buffer, time, lost in ((16e6, slow, 70), (64e6, 1.0, 0), (1e9, 1.0, 0))]  # fmt: skip
+    alone = [
+        _sent(name, "many_to_one", 5e5, buffer, time, lost)
+        for name, slow in (("Flat800G", 4.0), ("Hier", hier_slows))
+        for buffer, time, lost in ((16e6, slow, 70), (64e6, 1.0, 0), (1e9, 1.0, 0))
+    ]
     alone += [
         _sent(name, "all_reduce", w, 1e9, t) for name in ("Flat800G", "Hier") for w, t in ((5e5, 2.0), (1e5, 3.0))
     ]
     ways = ((None, None, 5.0, 0), (5e5, 1e9, 4.0, 0), (5e5, 64e6, 6.0, 9), (1e5, 1e9, 8.0, 0))
-    iterations = [_sent(name, "", w, b, t, lost) | {"all_reduce": a}
-                  for name in ("Flat800G", "Hier") for a in (TREE, DIRECT) for w, b, t, lost in ways]  # fmt: skip
+    iterations = [
+        _sent(name, "", w, b, t, lost) | {"all_reduce": a}
+        for name in ("Flat800G", "Hier")
+        for a in (TREE, DIRECT)
+        for w, b, t, lost in ways
+    ]
     buffers, window, *whole = rows({"transport": {"alone": alone, "iterations": iterations}})
     assert buffers.same is differ and buffers.ours.startswith("Flat800G 1.00x and 4.00x (0 and 70 lost), Hier 1.00x")
     assert window.ours == "Flat800G 1.50x, Hier 1.50x"
     assert [row.ours for row in whole[:2]] == [
-        "Flat800G 2.000x (no TCP 1.250x), Hier 2.000x (no TCP 1.250x)", "Flat800G 1.500x (9 lost), Hier 1.500x (9 lost)"
-    ]  # fmt: skip
+        "Flat800G 2.000x (no TCP 1.250x), Hier 2.000x (no TCP 1.250x)",
+        "Flat800G 1.500x (9 lost), Hier 1.500x (9 lost)",
+    ]
     assert [row.same for row in whole] == [None, False, None, False]  # of 64 MB both kinds suffer alike here
     assert "double binary tree" in whole[0].quantity and "direct" in whole[2].quantity and "timeout" in whole[3].why
 
@@ -139,8 +166,11 @@ def test_rows_say_whether_buffers_matter_as_much_to_both_kinds_of_system(hier_sl
 def test_rows_say_how_much_congestion_costs():
     """Direct: 40 times at 4 MiB and 48 at 8, beyond it 100; 50 between 8 and 16 MiB, at 8 x 2^(2 / 52)."""
     ratios = ((2**22, 40.0), (2**23, 48.0), (2**24, 100.0))
-    alone = [_of("Flat100G", 1.0, all_reduce=a, chunks=1, bytes=size, ratio=r if a == DIRECT else 2.0)
-             for a in (TREE, DIRECT) for size, r in ratios]  # fmt: skip
+    alone = [
+        _of("Flat100G", 1.0, all_reduce=a, chunks=1, bytes=size, ratio=r if a == DIRECT else 2.0)
+        for a in (TREE, DIRECT)
+        for size, r in ratios
+    ]
     tree, direct = rows({"lone_all_reduce": alone})
     assert tree.same is False and tree.why.startswith("never 50 up to 16.0 MiB")
     assert direct.same is True and direct.ours == "48.0x at 8.0 MiB, beyond it 100.0x at 16.0 MiB"

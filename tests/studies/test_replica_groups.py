@@ -161,8 +161,11 @@ def test_what_is_trained(clipped: bool) -> None:
     assert len(list(study.trainings("", dataclasses.replace(options, all_seeds=True), clipped))) == 30 - 4 * clipped
     with_dot = list(study.trainings("movie", options, clipped, "dot"))
     assert {(arm.groups, arm.parts, seed) for arm, seed in with_dot if arm.interaction == "dot"} == {
-        (1, "random", 0), (2, "fixed", 0), (1, "random", 1), (2, "fixed", 1)
-    }  # fmt: skip
+        (1, "random", 0),
+        (2, "fixed", 0),
+        (1, "random", 1),
+        (2, "fixed", 1),
+    }
     assert [one for one in with_dot if not one[0].interaction] == found
     every = {arm.every for arm, _ in found if arm.sync == "average"}
     assert every == {study.SMALL.iterations // 10}
@@ -297,8 +300,24 @@ def test_a_short_study_has_all_its_figures_and_goes_on(
     monkeypatch.setattr(study, "trainings", lambda *_: [(arm, 0) for arm in few])
     monkeypatch.setattr(study, "SHAPED_BATCH", 32)
     monkeypatch.setattr(study, "run", trained_or_made_up)
-    words = ("study", "replicas", preset, "train.batch_size=64", "mesh.devices=2", "--out", tmp_path / "study",
-             "--iterations", "4", "--every", "2", "--seeds", "1", "--timed", "0", "--json")  # fmt: skip
+    words = (
+        "study",
+        "replicas",
+        preset,
+        "train.batch_size=64",
+        "mesh.devices=2",
+        "--out",
+        tmp_path / "study",
+        "--iterations",
+        "4",
+        "--every",
+        "2",
+        "--seeds",
+        "1",
+        "--timed",
+        "0",
+        "--json",
+    )
     done = inside(*words)
     assert done.status == 0, done.err
     result = done.result

@@ -15,9 +15,22 @@ ROWS = [
     Row("section 5", "time", "35 ms", "4 ms", False, "another machine"),
     Row("section 6", "averages", "not stated", "half the bytes", None),
 ]
-REPORT = Report("trial", "A trial", "Nobody et al.", {"command": "study", "commit": None}, ROWS, ["a guess"],
-                [Section("More", ["a note"], [Table("sizes", [["name", "bytes"], ["a", "12"], ["b", "5"]])],
-                         [Picture("p.png", "a picture", PNG)])])  # fmt: skip
+REPORT = Report(
+    "trial",
+    "A trial",
+    "Nobody et al.",
+    {"command": "study", "commit": None},
+    ROWS,
+    ["a guess"],
+    [
+        Section(
+            "More",
+            ["a note"],
+            [Table("sizes", [["name", "bytes"], ["a", "12"], ["b", "5"]])],
+            [Picture("p.png", "a picture", PNG)],
+        )
+    ],
+)
 
 
 class Page(html.parser.HTMLParser):

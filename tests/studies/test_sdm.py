@@ -58,8 +58,10 @@ def test_the_offline_curve_by_hand() -> None:
 def test_presence_counts_a_row_once_a_request() -> None:
     workload = Workload(Size(tables=2, rows=5, users=3, ids=4))
     for table in range(2):
-        truth = [sum(p for p, bag in zip(workload.probability, workload.ids[:, table], strict=True) if row in bag)
-                 for row in range(5)]  # fmt: skip
+        truth = [
+            sum(p for p, bag in zip(workload.probability, workload.ids[:, table], strict=True) if row in bag)
+            for row in range(5)
+        ]
         np.testing.assert_allclose(workload.presence(table), truth)
 
 

@@ -59,8 +59,9 @@ def test_nodes_are_those_of_the_page() -> None:
     """Model F: 48.2 TB by 256 GB of devices, by 1.2 TB of memory; MLPerf's tables fit into one node."""
     found = study.nodes_saved("model F")
     assert [(one["without"]["nodes"], one["with"]["nodes"]) for one in found] == [(189, 41), (189, 8)] * 2 + [
-        (189, 41), (189, 12)
-    ]  # fmt: skip
+        (189, 41),
+        (189, 12),
+    ]
     assert {one["without"]["bound_by"] for one in found} == {"bytes"}
     assert found[-1]["with"]["bound_by"] in ("disk writes", "disk reads")
     assert [one["times"] for one in study.nodes_saved("MLPerf DLRM-DCNv2")] == [1.0] * 6

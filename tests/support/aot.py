@@ -113,9 +113,19 @@ def slow_sorts(program: Program) -> list[str]:
 
 
 _NO_KERNEL = {
-    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
-    "while", "conditional", "call", "opt-barrier",
-}  # fmt: skip
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "after-all",
+    "partition-id",
+    "replica-id",
+    "while",
+    "conditional",
+    "call",
+    "opt-barrier",
+}
 
 
 def launches(program: Program) -> int:

@@ -17,8 +17,12 @@ from recjax.train.trainer import build_trainer
 BAGS = ("data.rows=30,20,25,9", "data.ids_per_bag=1,0,3,0", "data.weighted=false,true,true,false", "data.dense=3")
 ROWS = ("data.train_rows=64", "data.validation_rows=32", "data.test_rows=50")
 TASKS = (
-    "model=mmoe", "model.batch_norm=true", "model.dropout=0.5", "data.labels=binary,number", "embedding.pooling=mean"
-)  # fmt: skip
+    "model=mmoe",
+    "model.batch_norm=true",
+    "model.dropout=0.5",
+    "data.labels=binary,number",
+    "embedding.pooling=mean",
+)
 
 
 def untrained(*overrides):

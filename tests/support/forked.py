@@ -80,11 +80,13 @@ class _Server:
         """Starts a program, and returns its process id. It becomes a child of this process."""
         ends = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         fds = [default if end == -1 else end for default, end in enumerate(ends)]
-        message = json.dumps({
-            "command": [str(word) for word in asked["args"]],
-            "cwd": os.fspath(asked["cwd"] or os.getcwd()),
-            "env": dict(asked["env"] or os.environ),
-        }).encode()  # fmt: skip
+        message = json.dumps(
+            {
+                "command": [str(word) for word in asked["args"]],
+                "cwd": os.fspath(asked["cwd"] or os.getcwd()),
+                "env": dict(asked["env"] or os.environ),
+            }
+        ).encode()
         self.prctl(_SUBREAPER, 1, 0, 0, 0)  # the server's child is dead by the time it answers: ours is the grandchild
         try:
             socket.send_fds(self.socket, [struct.pack("Q", len(message))], fds)

@@ -6,14 +6,20 @@ from recjax.planning.machine import HeldOut, Kernel, Machine, Point, Quantity
 
 RATES = {"flops_f32": "FLOP/s", "memory": "B/s", "memory_size": "B", "line_size": "B"}
 MACHINE = Machine(
-    "a machine", True, {"cpu": "two cores", "date": "2026-01-02"}, "cpu", 2, True, 2,
+    "a machine",
+    True,
+    {"cpu": "two cores", "date": "2026-01-02"},
+    "cpu",
+    2,
+    True,
+    2,
     {name: Quantity(1e9, unit, "measured") for name, unit in RATES.items()},
     {"kernel": Quantity(2.0, "us", "measured"), "loop": Quantity(1.0, "us", "measured")},
     {
         "copy": Kernel(1.0, "measured", (Point({"bytes": 8.0}, 3.5, 1.5),), HeldOut(1, 1.2, 1.2, 1.2, 0.2)),
         "matmul.f32": Kernel(0.5, "a guess"),
     },
-)  # fmt: skip
+)
 
 
 def scaled(machine: Machine, factor: float) -> Machine:

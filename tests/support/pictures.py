@@ -42,8 +42,11 @@ def draw_first() -> None:
     """Does so, and draws one of each, for forks that follow."""
     keep()
     with tempfile.TemporaryDirectory() as folder:
-        lines = [{"step": step, "split": split, "loss": 0.5, "auc": 0.5}
-                 for step in (1, 2) for split in ("train", "validation")]  # fmt: skip
+        lines = [
+            {"step": step, "split": split, "loss": 0.5, "auc": 0.5}
+            for step in (1, 2)
+            for split in ("train", "validation")
+        ]
         metrics = Path(folder) / "metrics.jsonl"
         metrics.write_text("\n".join(map(json.dumps, lines)))
         vars(main)["draw_curves"](metrics, Path(folder) / "curves.png", "a run")

@@ -87,8 +87,17 @@ class Problem:
         return self.model.build(self.dense, dims(self.tables, self.features), dtype=jnp.dtype(dtype), seed=self.seed)
 
 
-def problem(source: BlockSource, model: Any, optimizer: Any, dim: int, *, steps: int, batch_size: int,
-            pooling: Any = "sum", tx: Any = None) -> Problem:  # fmt: skip
+def problem(
+    source: BlockSource,
+    model: Any,
+    optimizer: Any,
+    dim: int,
+    *,
+    steps: int,
+    batch_size: int,
+    pooling: Any = "sum",
+    tx: Any = None,
+) -> Problem:
     """`steps` shuffled batches of a source, with the tables that a run of the model would have."""
     stream = batches(source, "train", batch_size, seed=1, shuffle=True, workers=0)
     config = RunConfig(model=model, embedding=EmbeddingConfig(dim, pooling, optimizer))

@@ -15,14 +15,22 @@ import pytest
 from recjax.train.checkpoint.checkpoints import Checkpoints
 from support.commands import arrays, assert_same_arrays, start, steps_of
 
-MARKS = [getattr(pytest.mark, name) for name in
-         ("full", "multiprocess", "light_compile", "few_programs", "shared_programs")]  # fmt: skip
+MARKS = [
+    getattr(pytest.mark, name) for name in ("full", "multiprocess", "light_compile", "few_programs", "shared_programs")
+]
 # Three blocks of rows in windows of two; 20 steps an epoch, the last of 16 samples; 40 steps on two devices.
 # An evaluation has 5 batches; at this learning rate the best step is not the last.
 # The preset keeps a checkpoint every 5 steps, evaluates every 15, and logs every one.
 ROWS, BATCH, EPOCH, STEPS = 9_744, 512, 20, 40
-LONG = (f"data.train_rows={ROWS}", f"train.batch_size={BATCH}", "train.shuffle_blocks=2", "train.epochs=2",
-        "train.eval_batch_size=128", "train.optimizer.learning_rate=0.2", "mesh.devices=2")  # fmt: skip
+LONG = (
+    f"data.train_rows={ROWS}",
+    f"train.batch_size={BATCH}",
+    "train.shuffle_blocks=2",
+    "train.epochs=2",
+    "train.eval_batch_size=128",
+    "train.optimizer.learning_rate=0.2",
+    "mesh.devices=2",
+)
 
 # Python that a command runs first: it dies by its own hand at an exact place, counted from the start of its process.
 # Here every checkpoint is complete before the next step; elsewhere training goes on while it is written.

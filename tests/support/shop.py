@@ -37,8 +37,11 @@ class Reader:
 
     name, label, splits = "shop", "bought", "the last rows"
     dense = ("age", "price")
-    features = (RawFeature("user"), RawFeature("city", optional=True, values="text"),
-                RawFeature("tags", jagged=True, values="text"))  # fmt: skip
+    features = (
+        RawFeature("user"),
+        RawFeature("city", optional=True, values="text"),
+        RawFeature("tags", jagged=True, values="text"),
+    )
 
     def files(self) -> dict[str, str]:
         return {}

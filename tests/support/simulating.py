@@ -23,9 +23,16 @@ def topology(text: str, bandwidth: Any = 1e9, latency: Any = 0.0) -> Any:
 
 
 def collective(
-    name: str, algorithm: str, text: str, size: float, *, bandwidth: Any = 1e9, latency: Any = 0.0,
-    shortcut: Any = "auto", **system: Any,
-) -> Result:  # fmt: skip
+    name: str,
+    algorithm: str,
+    text: str,
+    size: float,
+    *,
+    bandwidth: Any = 1e9,
+    latency: Any = 0.0,
+    shortcut: Any = "auto",
+    **system: Any,
+) -> Result:
     """One collective by itself."""
     how = System({name: algorithm}, **system)
     workload = from_operations(name, [Operation(name, "collective", collective=name, bytes=size)])

@@ -34,8 +34,10 @@ def clicks(rows: int = 300, seed: int = 0, lists: bool = True) -> pa.Table:
         "clicked": pa.array(likes.astype(np.int64)),
     }
     if lists:
-        columns["tags"] = pa.array([None if i % 17 == 0 else [int(t) for t in rng.integers(0, 9, i % 4)]
-                                    for i in range(rows)], pa.list_(pa.int64()))  # fmt: skip
+        columns["tags"] = pa.array(
+            [None if i % 17 == 0 else [int(t) for t in rng.integers(0, 9, i % 4)] for i in range(rows)],
+            pa.list_(pa.int64()),
+        )
         columns["vector"] = pa.array(rng.normal(size=(rows, 2)).astype(np.float32).tolist(), pa.list_(pa.float32()))
     return pa.table(columns)
 

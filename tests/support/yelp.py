@@ -4,21 +4,48 @@ import json
 
 NAMES = tuple(f"yelp_academic_dataset_{name}.json" for name in ("business", "user", "review"))
 BUSINESSES = [
-    {"business_id": "b1", "name": "Café \"Eins\"", "city": "Reno", "state": "NV", "stars": 4.5, "review_count": 5,
-     "is_open": 1, "attributes": {"WiFi": "u'free'"}, "categories": "Restaurants, Coffee & Tea, Restaurants",
-     "hours": {"Monday": "7:0-15:0"}},
+    {
+        "business_id": "b1",
+        "name": 'Café "Eins"',
+        "city": "Reno",
+        "state": "NV",
+        "stars": 4.5,
+        "review_count": 5,
+        "is_open": 1,
+        "attributes": {"WiFi": "u'free'"},
+        "categories": "Restaurants, Coffee & Tea, Restaurants",
+        "hours": {"Monday": "7:0-15:0"},
+    },
     {"business_id": "b2", "city": "", "state": "NV", "stars": 1.5, "attributes": None, "categories": None},
-]  # fmt: skip
+]
 USERS = [
-    {"user_id": "u1", "name": "Zoë", "review_count": 9, "yelping_since": "2010-01-01 00:00:00", "elite": "",
-     "friends": "u2, u3", "fans": 3, "average_stars": 4.2},
+    {
+        "user_id": "u1",
+        "name": "Zoë",
+        "review_count": 9,
+        "yelping_since": "2010-01-01 00:00:00",
+        "elite": "",
+        "friends": "u2, u3",
+        "fans": 3,
+        "average_stars": 4.2,
+    },
     {"user_id": "u2", "yelping_since": "2018-07-08"},
-]  # fmt: skip
+]
 
 
 def review(user, business, stars, date, **more):
-    return {"review_id": "r", "user_id": user, "business_id": business, "stars": stars, "useful": 1, "funny": 0,
-            "cool": 0, "text": "Tea & \"cake\"\nagain \U0001f370", "date": date, **more}  # fmt: skip
+    return {
+        "review_id": "r",
+        "user_id": user,
+        "business_id": business,
+        "stars": stars,
+        "useful": 1,
+        "funny": 0,
+        "cool": 0,
+        "text": 'Tea & "cake"\nagain \U0001f370',
+        "date": date,
+        **more,
+    }
 
 
 REVIEWS = [  # not in the order of time

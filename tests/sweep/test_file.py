@@ -45,8 +45,14 @@ def test_grid_is_a_product_and_zip_goes_in_parallel(tmp_path):
     assert varied == [(s, o, *pair) for s, o, pair in itertools.product("01", optimizers, pairs)]
     assert [run.index for run in sweep.runs] == list(range(8))
     run = sweep.runs[7]
-    assert run.overrides == ("train.epochs=1", "data.rows=100,50", "seed=1", "embedding.optimizer=rowwise_adagrad",
-                             "embedding.dim=16", "model.bottom=32,16")  # fmt: skip
+    assert run.overrides == (
+        "train.epochs=1",
+        "data.rows=100,50",
+        "seed=1",
+        "embedding.optimizer=rowwise_adagrad",
+        "embedding.dim=16",
+        "model.bottom=32,16",
+    )
     assert run.config == presets.load("synthetic", run.overrides)
     assert (run.config.model.bottom, run.config.embedding.dim, run.config.data.rows) == ((32, 16), 16, (100, 50))
     assert str(sweep.out) == "runs/sweep-mine" and run.out == sweep.out / config_hash(run.config)
@@ -101,36 +107,46 @@ ONE = 'preset = "synthetic"\n'
         (ONE + "[grid]", r"varies nothing"),
         (ONE + "[zip]", r"varies nothing"),
         (ONE + "gird = 1", r"unknown key 'gird'\. Did you mean grid\?"),
-        (ONE + "seed = [1, 2]",
-         r"unknown key 'seed'\. A sweep file has the keys preset, .* stand under overrides, \[grid\]"),
+        (
+            ONE + "seed = [1, 2]",
+            r"unknown key 'seed'\. A sweep file has the keys preset, .* stand under overrides, \[grid\]",
+        ),
         (ONE + "[grid]\nseed = 3", r"grid, seed is 3; expected a list"),
         (ONE + "grid = [1]", r"grid is \[1\]; expected a table of lists"),
         (ONE + "[grid]\nseed = []", r"grid, seed is an empty list"),
         (ONE + "[grid]\nseed = [2020-01-01]", r'grid, seed holds "2020-01-01"; expected texts, numbers'),
         (ONE + "[grid]\nmodel.top = [[[1]]]", r"grid, model\.top holds \[1\]"),
-        (ONE + "[grid]\nseed = [1, 2]\nembedding.dmi = [4]",
-         r"run 0 \(seed=1, embedding\.dmi=4\): unknown key 'embedding\.dmi'\. Did"),
+        (
+            ONE + "[grid]\nseed = [1, 2]\nembedding.dmi = [4]",
+            r"run 0 \(seed=1, embedding\.dmi=4\): unknown key 'embedding\.dmi'\. Did",
+        ),
         (ONE + "[grid]\nseed = [1, -2]", r"run 1 \(seed=-2\): seed is -2; it must be"),
         (ONE + "[grid]\nseed = [1, 2.5]", r"run 1 \(seed=2\.5\): seed=2\.5: expected an integer"),
         (ONE + "[grid]\ntrain.epochs = [1, nan]", r"train\.epochs=nan: expected an integer"),
         (ONE + "[grid]\nseed = [1000, '1e3']", r"run 1 \(seed=1e3\) has the same config as run 0"),
-        (ONE + "[zip]\nseed = [1, 2]\nembedding.dim = [4]",
-         r"under zip go in parallel, but seed has 2, embedding\.dim has 1"),
+        (
+            ONE + "[zip]\nseed = [1, 2]\nembedding.dim = [4]",
+            r"under zip go in parallel, but seed has 2, embedding\.dim has 1",
+        ),
         (ONE + "[grid]\nseed = [1]\n[zip]\nseed = [2]", r"seed stands under grid and under zip"),
         (ONE + "overrides = ['seed=1']\n[grid]\nseed = [1]", r"seed stands under overrides and under grid"),
-        (ONE + "[grid]\nembedding.dim = [1]\n'embedding.dim' = [1]",
-         r"embedding\.dim stands under grid and under grid"),
+        (
+            ONE + "[grid]\nembedding.dim = [1]\n'embedding.dim' = [1]",
+            r"embedding\.dim stands under grid and under grid",
+        ),
         (ONE + "overrides = 'seed=1'\n[grid]\nseed = [1]", r'overrides is "seed=1"; expected a list of texts'),
         (ONE + "overrides = ['seed']\n[grid]\nseed = [1]", r'overrides is \["seed"\]; expected a list of texts'),
         (ONE + "overrides = ['sede=1']\n[grid]\nseed = [1]", r"unknown key 'sede'"),
         (ONE + "sort = 'auc'\n[grid]\nseed = [1]", r'sort is "auc"; expected validation\.auc, .*seconds or of several'),
         (ONE + "sort = ['test.auc']\n[grid]\nseed = [1]", r"sort is \[\"test\.auc\"\]"),
-        (ONE + "[grid]\nembedding.optimizer = ['sgd']\nembedding.optimizer.learning_rate = [1]",
-         r"not valid TOML: .*'embedding', 'optimizer'.* quotes"),
+        (
+            ONE + "[grid]\nembedding.optimizer = ['sgd']\nembedding.optimizer.learning_rate = [1]",
+            r"not valid TOML: .*'embedding', 'optimizer'.* quotes",
+        ),
         (ONE + "[grid\n", r"not valid TOML: .*line 2"),
         ("preset = 'no_such'\n[grid]\nseed = [1]", r"there is no preset 'no_such'"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_names_the_file_and_the_key(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message) as caught:
         sweep_of(tmp_path, text)

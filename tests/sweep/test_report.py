@@ -21,8 +21,11 @@ def sweep(*axes, sort=None):
 
 def row(index, auc, status="done", **swept):
     known = {"index": index, "status": status, "swept": {key.replace("__", "."): value for key, value in swept.items()}}
-    measured = {"test": {"auc": auc, "logloss": 1 - auc}, "validation": {"auc": auc + 0.1, "logloss": 0.9 - auc},
-                "samples_per_s": 1000.0 * index}  # fmt: skip
+    measured = {
+        "test": {"auc": auc, "logloss": 1 - auc},
+        "validation": {"auc": auc + 0.1, "logloss": 0.9 - auc},
+        "samples_per_s": 1000.0 * index,
+    }
     return known | (measured if status == "done" else {"error": "no"})
 
 
@@ -31,9 +34,14 @@ THREE = [row(0, 0.6, seed="0"), row(1, math.nan, "failed", seed="1"), row(2, 0.7
 
 @pytest.mark.parametrize(
     ("sort", "order"),
-    [(None, [0, 1, 2]), ("test.auc", [2, 0, 1]), ("test.logloss", [2, 0, 1]), ("samples_per_s", [2, 0, 1]),
-     ("test.ne", [0, 1, 2])],
-)  # fmt: skip
+    [
+        (None, [0, 1, 2]),
+        ("test.auc", [2, 0, 1]),
+        ("test.logloss", [2, 0, 1]),
+        ("samples_per_s", [2, 0, 1]),
+        ("test.ne", [0, 1, 2]),
+    ],
+)
 def test_the_best_comes_first_and_what_has_no_value_last(sort, order):
     assert [r["index"] for r in report.ordered(sweep(SEEDS, sort=sort), THREE)] == order
     assert [r["index"] for r in report.ordered(sweep(SEEDS, sort=sort), THREE[::-1])][-1] in (order[-1], 0)
@@ -88,8 +96,10 @@ def test_points_of_a_line_agree_in_the_other_axes_and_differ_in_the_seed():
     lines = report.points(BATCHES, [DIMS], "test.auc", grid())
     assert lines.keys() == {(("16", "32-16"),), (("4", "8-4"),)}
     assert lines[(("16", "32-16"),)] == {
-        0: pytest.approx([0.6, 0.602]), 1: pytest.approx([0.61, 0.612]), 2: pytest.approx([0.62, 0.622])
-    }  # fmt: skip
+        0: pytest.approx([0.6, 0.602]),
+        1: pytest.approx([0.61, 0.612]),
+        2: pytest.approx([0.62, 0.622]),
+    }
     assert lines[(("4", "8-4"),)][2] == pytest.approx([0.52])
     across = report.points(DIMS, [BATCHES], "test.auc", grid())
     assert [*across[(("4096",),)].values()] == [pytest.approx([0.62, 0.622]), pytest.approx([0.52])]

@@ -71,8 +71,8 @@ def test_other_trials_are_the_same_study_and_other_ranges_are_not(written, tmp_p
         ('preset = "synthetic"', "", "names no preset"),
         ("overrides", 'sort = "test.auc"\noverrides', "chosen by validation, not by test"),
         ("overrides", "trials = 0\noverrides", "trials is 0; expected an integer from 1"),
-        ("overrides", 'warmup = 1.5\noverrides', "warmup is 1.5; expected an integer from 0"),
-        ("overrides", 'sampler = "cma"\noverrides', "sampler is \"cma\"; expected tpe or random"),
+        ("overrides", "warmup = 1.5\noverrides", "warmup is 1.5; expected an integer from 0"),
+        ("overrides", 'sampler = "cma"\noverrides', 'sampler is "cma"; expected tpe or random'),
         ("[4, 8]", "[]", "embedding.dim is \\[\\]; expected a list of values, or a range"),
         ("[4, 8]", "[4, 4]", "holds 4 twice"),
         ("[4, 8]", '["wide"]', "embedding.dim=wide: expected an integer"),
@@ -85,7 +85,7 @@ def test_other_trials_are_the_same_study_and_other_ranges_are_not(written, tmp_p
         ("train.epochs=1", "embedding.dim=8", "stands under overrides"),
         ("embedding.dim", "embedding.dimm", "unknown key 'embedding.dimm'"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_named_with_the_file_and_the_key(written, old, new, message):
     text = GOOD.replace(old, new, 1)
     assert text != GOOD

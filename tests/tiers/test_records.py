@@ -144,8 +144,10 @@ def test_cells_that_follow_each_other_are_pieces() -> None:
     assert cells.firsts(numbers[:0], 512).tolist() == []
     held = np.zeros((6, 1024), np.uint8)
     assert (cells.pieces(np.array([0, 3, 5]), 7, numbers, held) - [0, 0, 0, held.ctypes.data]).tolist() == [
-        [7, 4096, 3072, 0], [7, 4096 + 5 * 1024, 2048, 3072], [7, 4096 + 9 * 1024, 1024, 5120]
-    ]  # fmt: skip
+        [7, 4096, 3072, 0],
+        [7, 4096 + 5 * 1024, 2048, 3072],
+        [7, 4096 + 9 * 1024, 1024, 5120],
+    ]
 
 
 def test_checksums_are_those_of_the_formula() -> None:

@@ -4,10 +4,18 @@ from recjax.tiers.report import in_short
 from recjax.utils.host_memory import peak_bytes
 
 FIGURES = {
-    "hits": 70, "misses": 30, "written_rows": 1000, "disk_rows": 600, "records_read": 900, "records_read_aside": 400,
-    "records_written": 700, "disk_bytes": 1_100 * 1024, "padded_bytes": 1_000 * 1024, "row_bytes": 2**30,
+    "hits": 70,
+    "misses": 30,
+    "written_rows": 1000,
+    "disk_rows": 600,
+    "records_read": 900,
+    "records_read_aside": 400,
+    "records_written": 700,
+    "disk_bytes": 1_100 * 1024,
+    "padded_bytes": 1_000 * 1024,
+    "row_bytes": 2**30,
     "directory_bytes": 2**29,
-}  # fmt: skip
+}
 
 
 def test_it_counts_for_each_step_and_takes_memory_apart():

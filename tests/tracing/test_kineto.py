@@ -28,8 +28,16 @@ def profile(rank: int) -> dict[str, Any]:
     for number, (name, launched, start, took) in enumerate(RAN[rank]):
         args = {"correlation": number + 7}
         events.append({"ph": "X", "cat": "kernel", "name": name, "ts": 1000 + start, "dur": took, "args": args})
-        events.append({"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 1000 + launched, "dur": 1,
-                       "args": args})  # fmt: skip
+        events.append(
+            {
+                "ph": "X",
+                "cat": "cuda_runtime",
+                "name": "cudaLaunchKernel",
+                "ts": 1000 + launched,
+                "dur": 1,
+                "args": args,
+            }
+        )
     whole = {"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2}}
     return whole | {"traceEvents": events}
 

@@ -13,8 +13,14 @@ def event(id: int, name: str, *deps: int) -> Event:
 
 def test_computing_is_cut_at_the_edges_of_collectives():
     """One rank: 0-10 work; collective a 10-30, work 15-20 and 25-40 beside and behind it; b 50-60."""
-    spans = (Span("fusion", 0, 6), Span("copy", 6, 10), Span("a2a.1", 10, 30), Span("dot", 15, 20),
-             Span("dot.1", 25, 40), Span("a2a.2", 50, 60))  # fmt: skip
+    spans = (
+        Span("fusion", 0, 6),
+        Span("copy", 6, 10),
+        Span("a2a.1", 10, 30),
+        Span("dot", 15, 20),
+        Span("dot.1", 25, 40),
+        Span("a2a.2", 50, 60),
+    )
     found = Timeline(spans).joined([event(0, "a2a.1"), event(1, "a2a.2", 0)], 3, first_id=10)
     assert [(e.id, e.kind, e.name, e.start_ns, e.duration_ns, e.deps) for e in found] == [
         (10, COMPUTE, COMPUTE, 0, 10, (9,)),  # after the step before
@@ -35,7 +41,9 @@ def test_both_ends_of_an_asynchronous_collective():
 def test_without_times_nothing_is_lost():
     found = Timeline().joined([event(0, "a"), event(1, "b", 0)], 1, first_id=7)
     assert [(e.id, e.kind, e.start_ns, e.deps) for e in found] == [
-        (7, "all_to_all", None, (6,)), (8, "all_to_all", None, (7,))]  # fmt: skip
+        (7, "all_to_all", None, (6,)),
+        (8, "all_to_all", None, (7,)),
+    ]
 
 
 def test_collectives_keep_the_order_of_the_program():

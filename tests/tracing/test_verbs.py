@@ -102,8 +102,9 @@ def test_report_of_several_formats(traced, tmp_path):
 
 
 def test_vary(preset, tmp_path):
-    done = inside("trace", preset, "mesh.devices=2", "--steps", 1, "--out", tmp_path, "--vary",
-                  "train.batch_size=32,64", "--json")  # fmt: skip
+    done = inside(
+        "trace", preset, "mesh.devices=2", "--steps", 1, "--out", tmp_path, "--vary", "train.batch_size=32,64", "--json"
+    )
     small, large = done.result["traces"]
     assert [small["batch_size"], large["batch_size"]] == [32, 64]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["train.batch_size=32", "train.batch_size=64"]
@@ -118,8 +119,11 @@ def test_vary_several_settings_alike_and_in_all_combinations():
     both = "o/embedding.exchange.forward+embedding.exchange.backward"
     assert list(found) == [f"{both}={kind},mesh.devices={n}" for kind in ("bfloat16", "int8") for n in (2, 4)]
     assert found[f"{both}=int8,mesh.devices=4"] == [
-        "seed=1", "embedding.exchange.forward=int8", "embedding.exchange.backward=int8", "mesh.devices=4",
-    ]  # fmt: skip
+        "seed=1",
+        "embedding.exchange.forward=int8",
+        "embedding.exchange.backward=int8",
+        "mesh.devices=4",
+    ]
     assert list(verbs._variants(Namespace(out=Path("o"), overrides=[], vary=[]))) == [(Path("o"), [])]
     tuples = Namespace(out=Path("o"), overrides=[], vary=["model.top=64,1;32,1"])
     assert [settings for _, settings in verbs._variants(tuples)] == [["model.top=64,1"], ["model.top=32,1"]]

@@ -116,5 +116,7 @@ def test_the_picture(tmp_path, monkeypatch):
     assert drawn[0].get_suptitle() == "title\ntest: 4 rows, validation: 0 rows"
     shares, edges, _ = drawn[0].axes[1].patches[0].get_data()
     assert {round(float(edges[bin]), 2): share for bin, share in enumerate(shares) if share} == {
-        0.2: 0.5, 0.6: 0.25, 0.8: 0.25
-    }  # fmt: skip
+        0.2: 0.5,
+        0.6: 0.25,
+        0.8: 0.25,
+    }

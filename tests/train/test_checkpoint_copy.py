@@ -13,8 +13,15 @@ from recjax.train.trainer import build_trainer
 
 pytestmark = pytest.mark.light_compile
 
-SMALL = ("data.rows=400,300", "data.train_rows=2000", "train.batch_size=40", "plan=row_wise", "mesh.devices=4",
-         "model.bottom=256,16", "model.top=512,1")  # fmt: skip
+SMALL = (
+    "data.rows=400,300",
+    "data.train_rows=2000",
+    "train.batch_size=40",
+    "plan=row_wise",
+    "mesh.devices=4",
+    "model.bottom=256,16",
+    "model.top=512,1",
+)
 
 
 def places(state: TrainState) -> list[int]:

@@ -72,8 +72,14 @@ with Checkpoints(pathlib.Path(sys.argv[1]), 2) as checkpoints:
 
 
 def test_kill_9_within_a_save_leaves_a_complete_newest_checkpoint(tmp_path):
-    places = {"before its arrays": 2, "among its arrays": 2, "before its manifest": 2, "before its name": 2,
-              "after its name": 3, "before an old one goes": 3}  # fmt: skip
+    places = {
+        "before its arrays": 2,
+        "among its arrays": 2,
+        "before its manifest": 2,
+        "before its name": 2,
+        "after its name": 3,
+        "before an old one goes": 3,
+    }
     writers = {}
     for place in places:
         command = [sys.executable, "-c", WRITER, str(tmp_path / place), TESTS, place]

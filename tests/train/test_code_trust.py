@@ -124,10 +124,21 @@ def test_a_damaged_copy_is_not_run(tmp_path, change, message):
 
 @pytest.mark.parametrize(
     "source",
-    [5, "x", [], {}, {"hash": "x"}, {"hash": 1, "files": ["a.py"]}, {"hash": "x", "files": []},
-     {"hash": "x", "files": ["../a.py"]}, {"hash": "x", "files": ["/a.py"]}, {"hash": "x", "files": ["a.py", 5]},
-     {"hash": "x", "files": ["a.txt"]}, {"hash": "x", "files": ["a\0.py"]}],
-)  # fmt: skip
+    [
+        5,
+        "x",
+        [],
+        {},
+        {"hash": "x"},
+        {"hash": 1, "files": ["a.py"]},
+        {"hash": "x", "files": []},
+        {"hash": "x", "files": ["../a.py"]},
+        {"hash": "x", "files": ["/a.py"]},
+        {"hash": "x", "files": ["a.py", 5]},
+        {"hash": "x", "files": ["a.txt"]},
+        {"hash": "x", "files": ["a\0.py"]},
+    ],
+)
 def test_what_a_config_says_of_its_source_is_checked(tmp_path, source):
     out = foreign(tmp_path)
     plain = json.loads((out / "config.json").read_text())

@@ -164,9 +164,20 @@ class Growing(SyntheticSource):
 
 
 STEPS = 20
-SETTINGS = ("data.rows=400,300", "data.ids_per_bag=0,0", "data.mean_ids=20", "data.weighted=false,true",
-            "data.train_rows=1280", "data.validation_rows=50", "data.test_rows=50", "train.batch_size=64",
-            "train.shuffle=false", "mesh.devices=2", "plan=row_wise", f"train.steps={STEPS}")  # fmt: skip
+SETTINGS = (
+    "data.rows=400,300",
+    "data.ids_per_bag=0,0",
+    "data.mean_ids=20",
+    "data.weighted=false,true",
+    "data.train_rows=1280",
+    "data.validation_rows=50",
+    "data.test_rows=50",
+    "train.batch_size=64",
+    "train.shuffle=false",
+    "mesh.devices=2",
+    "plan=row_wise",
+    f"train.steps={STEPS}",
+)
 
 
 def trained(how: str) -> tuple[Trainer, loops.Outcome]:
@@ -222,9 +233,14 @@ def test_tpus_compile_ahead_unless_asked_not_to_and_gpus_of_several_processes_ne
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for platform, choice, processes, most in (
-        ("tpu", "auto", 4, 2), ("tpu", "never", 1, 0), ("gpu", "auto", 1, 0), ("gpu", "always", 1, 2),
-        ("gpu", "auto", 8, 0), ("cpu", "auto", 1, 0), ("cpu", "always", 2, 2),
-    ):  # fmt: skip
+        ("tpu", "auto", 4, 2),
+        ("tpu", "never", 1, 0),
+        ("gpu", "auto", 1, 0),
+        ("gpu", "always", 1, 2),
+        ("gpu", "auto", 8, 0),
+        ("cpu", "auto", 1, 0),
+        ("cpu", "always", 2, 2),
+    ):
         assert chosen(platform, choice, processes, monkeypatch) == most, (platform, choice)
     with pytest.raises(ConfigError, match="compile_ahead=always, but several processes train on GPUs"):
         chosen("gpu", "always", 2, monkeypatch)

@@ -37,8 +37,17 @@ def run(preset, tmp_path_factory):
     schema = Schema(("x",), (Feature("user", 30), Feature("tags", 8, None)))
     splits = {"train": [block(0), block(1)], "validation": [block(2)], "test": [block(3)]}
     blocks.write_prepared(folder / "data", "clicks", schema, splits, {})
-    done = inside("train", preset, "data=prepared", f"data.path={folder / 'data'}", "mesh.devices=2",
-                  "train.epochs=1", "train.eval_batch_size=128", "--out", folder / "run")  # fmt: skip
+    done = inside(
+        "train",
+        preset,
+        "data=prepared",
+        f"data.path={folder / 'data'}",
+        "mesh.devices=2",
+        "train.epochs=1",
+        "train.eval_batch_size=128",
+        "--out",
+        folder / "run",
+    )
     assert done.status == 0, done.err
     return folder / "run"
 
@@ -171,7 +180,16 @@ def test_data_without_a_validation_split(preset, tmp_path):
     """Blocks of one's own need not have one; nor a test split, until someone asks for it."""
     schema = Schema(("x",), (Feature("user", 30), Feature("tags", 8, None)))
     blocks.write_prepared(tmp_path / "data", "clicks", schema, {"train": [block(0)], "test": [block(3)]}, {})
-    done = inside("train", preset, "data=prepared", f"data.path={tmp_path / 'data'}", "mesh.devices=2",
-                  "train.steps=2", "--out", tmp_path / "run", "--json")  # fmt: skip
+    done = inside(
+        "train",
+        preset,
+        "data=prepared",
+        f"data.path={tmp_path / 'data'}",
+        "mesh.devices=2",
+        "train.steps=2",
+        "--out",
+        tmp_path / "run",
+        "--json",
+    )
     assert done.result["eval"]["samples"] == (block(3).weights > 0).sum()
     assert_refused(inside("eval", tmp_path / "run", "--split", "validation"), 3, "validation")

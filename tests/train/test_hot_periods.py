@@ -70,11 +70,23 @@ def test_rows_change_places_with_their_slots_and_runs_resume(tmp_path: Path) -> 
 
 def test_what_cannot_be() -> None:
     with pytest.raises(ConfigError, match=r"embedding\.rounding=nearest"):
-        HotPeriods(trainer("mesh.devices=1", "compute_dtype=float32", "embedding.hot.rows=9", "embedding.hot.refresh=2",
-                           "embedding.dtype=bfloat16"))  # fmt: skip
+        HotPeriods(
+            trainer(
+                "mesh.devices=1",
+                "compute_dtype=float32",
+                "embedding.hot.rows=9",
+                "embedding.hot.refresh=2",
+                "embedding.dtype=bfloat16",
+            )
+        )
     with pytest.raises(ConfigError, match=r"embedding\.hot\.refresh=0"):
-        trainer("mesh.devices=1", "compute_dtype=float32", "embedding.hot.rows=9", "embedding.hot.refresh=2",
-                "train.routing=device").train_inputs()  # fmt: skip
+        trainer(
+            "mesh.devices=1",
+            "compute_dtype=float32",
+            "embedding.hot.rows=9",
+            "embedding.hot.refresh=2",
+            "train.routing=device",
+        ).train_inputs()
 
 
 def test_counting_is_a_phase_in_which_peers_wait_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,9 +30,13 @@ pytestmark = [
 
 # Checkpoints each 5 steps and an evaluation each 15; the best step is not the last.
 SETTINGS = (
-    "data.rows=3000,300,2000", "mesh.devices=2", "train.steps=60", "train.eval_batch_size=128", "train.epochs=3",
+    "data.rows=3000,300,2000",
+    "mesh.devices=2",
+    "train.steps=60",
+    "train.eval_batch_size=128",
+    "train.epochs=3",
     "train.optimizer.learning_rate=0.2",
-)  # fmt: skip
+)
 TIER = ("tier.device_bytes=30kB", "tier.dram_bytes=20kB", "train.checkpoint_increments=3")
 
 

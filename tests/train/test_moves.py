@@ -137,9 +137,18 @@ def damage(world: World, name: str) -> None:
 
 # To add one: a function of the world and of a name that it may use; where what it does may be refused, it says how.
 EVENTS: tuple[Callable[[World, str], None], ...] = (
-    train_on, kill_in_a_save, leave_rests, rename, copy_elsewhere, link, go_elsewhere, move_data, other_data,
-    other_settings, damage,
-)  # fmt: skip
+    train_on,
+    kill_in_a_save,
+    leave_rests,
+    rename,
+    copy_elsewhere,
+    link,
+    go_elsewhere,
+    move_data,
+    other_data,
+    other_settings,
+    damage,
+)
 
 
 def said(text: str, world: World) -> bool:

@@ -39,7 +39,7 @@ MOMENTUM = ["name=sgd", "learning_rate=0.5", "arguments=momentum=0.9,nesterov=tr
         (["name=lamb"], lambda: optax.lamb(1e-3)),
         (["name=nadam"], lambda: optax.nadam(1e-3)),
     ],
-)  # fmt: skip
+)
 def test_an_optimizer_of_optax(settings: list[str], theirs: Any) -> None:
     chosen = ["train.optimizer=optax", *(f"train.optimizer.{text}" for text in settings)]
     config = override(RunConfig(), chosen)
@@ -77,7 +77,7 @@ def test_a_schedule_of_optax() -> None:
         (lambda: OptaxSchedule("linear_schedule", ("init_value=1",)), r"also needs end_value, transition_steps"),
         (lambda: OptaxSchedule("scale_by_schedule", ()), "has none of that name"),
     ],
-)  # fmt: skip
+)
 def test_what_optax_does_not_have(make: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()
@@ -86,12 +86,23 @@ def test_what_optax_does_not_have(make: Any, words: str) -> None:
 @pytest.mark.full
 def test_a_run_with_optax(tmp_path: Any) -> None:
     how = (
-        "train", "synthetic", "data.rows=50,30", "data.train_rows=1280", "data.validation_rows=200",
+        "train",
+        "synthetic",
+        "data.rows=50,30",
+        "data.train_rows=1280",
+        "data.validation_rows=200",
         "data.test_rows=200",
-        "train.batch_size=128", "model.bottom=8,16", "model.top=8,1", "train.optimizer=optax", "train.log_every=1",
-        "train.optimizer.name=radam", "train.schedule=optax", "train.schedule.arguments=init_value=1,decay_steps=9",
-        "train.epochs=1", "compute_dtype=float64",
-    )  # fmt: skip
+        "train.batch_size=128",
+        "model.bottom=8,16",
+        "model.top=8,1",
+        "train.optimizer=optax",
+        "train.log_every=1",
+        "train.optimizer.name=radam",
+        "train.schedule=optax",
+        "train.schedule.arguments=init_value=1,decay_steps=9",
+        "train.epochs=1",
+        "compute_dtype=float64",
+    )
     assert inside(*how, "mesh.devices=2", "--out", tmp_path / "a").status == 0
     assert inside(*how, "mesh.devices=3", "train.steps=4", "--out", tmp_path / "b").status == 0
     assert inside(*how, "mesh.devices=1", "train.dense=sharded", "--out", tmp_path / "b").status == 0

@@ -252,8 +252,10 @@ def test_data_that_are_not_there_any_more(preset, good, plain, there, tmp_path, 
     monkeypatch.chdir(ELSEWHERE)
     (there / "data").rename(there / "moved")
     words = rf"the data of {there}/run, data.path=data, are not at {ELSEWHERE}/data\. Give data\.path=DIR, the folder"
-    for command in (("eval", there / "run"), ("train", preset, *OWN, "train.steps=2", "data.path=data", "--out",
-                                              there / "run")):  # fmt: skip
+    for command in (
+        ("eval", there / "run"),
+        ("train", preset, *OWN, "train.steps=2", "data.path=data", "--out", there / "run"),
+    ):
         assert_refused(inside(*command), 3, words)
     assert inside("eval", there / "run", f"data.path={there}/moved", "--json").result["step"] == 1
     assert inside("predict", there / "run", "--input", good, "--out", tmp_path / "s.csv").status == 0, "needs no data"

@@ -44,13 +44,15 @@ FEATURES: dict[str, tuple[str, str, Any]] = {  # table, data feature, pooling
     "jagged": ("owned", "jagged", "sum"),
     "vectors": ("pooled", "jagged", "sum"),
 }
-PLAN = Plan({
-    "rows": (Segment("row_wise", exchange=REDUCED),),
-    "columns": (Segment("column_wise", exchange=Exchange("bfloat16")),),
-    "partly hot": (Segment("hot", RowIds((0, 3, 7))), Segment("row_wise", "rest")),
-    "owned": (Segment("table_wise"),),
-    "pooled": (Segment("table_wise", exchange=POOLED),),
-})  # fmt: skip
+PLAN = Plan(
+    {
+        "rows": (Segment("row_wise", exchange=REDUCED),),
+        "columns": (Segment("column_wise", exchange=Exchange("bfloat16")),),
+        "partly hot": (Segment("hot", RowIds((0, 3, 7))), Segment("row_wise", "rest")),
+        "owned": (Segment("table_wise"),),
+        "pooled": (Segment("table_wise", exchange=POOLED),),
+    }
+)
 ON_HOSTS = Plan(PLAN.tables | {"rows": (Segment("grid"),), "owned": (Segment("table_row_wise"),)})
 CASES: dict[str, tuple[int, Plan, dict[str, Any]]] = {
     "one host": (3, PLAN, {}),

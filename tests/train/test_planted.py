@@ -10,8 +10,14 @@ pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
 
 
 # Where tables have few rows, few samples are enough.
-SMALL = ("data.rows=60,50,40,20", "data.train_rows=100000", "train.epochs=3", "train.batch_size=512",
-         "data.test_rows=30000", "data.validation_rows=10000")  # fmt: skip
+SMALL = (
+    "data.rows=60,50,40,20",
+    "data.train_rows=100000",
+    "train.epochs=3",
+    "train.batch_size=512",
+    "data.test_rows=30000",
+    "data.validation_rows=10000",
+)
 
 
 @pytest.mark.full

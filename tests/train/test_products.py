@@ -120,12 +120,18 @@ def test_a_table_of_another_machine_is_refused(preset, tmp_path):
     [
         (["train.products=kernls"], "train.products is none of auto, kernels, xla, onednn, but a file"),
         (["train.products=kernels", "compute_dtype=float64"], "train.products=kernels, but the kernels are"),
-        pytest.param(["train.products=onednn"], "does not call oneDNN for a product",
-                     marks=pytest.mark.skipif(onednn_there(), reason="this JAX has it")),
-        pytest.param(["train.products=kernels"], r"the kernels are not installed, or off\. Install them",
-                     marks=pytest.mark.skipif(kernels.installed(), reason="they are installed")),
+        pytest.param(
+            ["train.products=onednn"],
+            "does not call oneDNN for a product",
+            marks=pytest.mark.skipif(onednn_there(), reason="this JAX has it"),
+        ),
+        pytest.param(
+            ["train.products=kernels"],
+            r"the kernels are not installed, or off\. Install them",
+            marks=pytest.mark.skipif(kernels.installed(), reason="they are installed"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_to_be_had_is_refused(settings, why, preset, tmp_path):
     assert_refused(inside("train", preset, *SMALL, *settings, "--out", tmp_path / "run"), 2, why)
 

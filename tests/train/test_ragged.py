@@ -20,8 +20,12 @@ from recjax.utils.lazy_arrays import load
 
 pytestmark = [pytest.mark.full, pytest.mark.light_compile]
 
-FEATURES: dict[str, tuple[str, str, Any]] = {"one": ("rows", "one", "sum"), "sequence": ("rows", "jagged", "none"),
-            "weighted": ("vectors", "jagged_weighted", "mean"), "three": ("vectors", "three", "sum")}  # fmt: skip
+FEATURES: dict[str, tuple[str, str, Any]] = {
+    "one": ("rows", "one", "sum"),
+    "sequence": ("rows", "jagged", "none"),
+    "weighted": ("vectors", "jagged_weighted", "mean"),
+    "three": ("vectors", "three", "sum"),
+}
 
 
 @functools.cache
@@ -32,10 +36,12 @@ def make() -> Problem:
 
 def plan(placement: str) -> Plan:
     less = Exchange(forward="int8", backward="bfloat16")
-    return Plan({
-        "rows": (Segment(placement, exchange=less),),
-        "vectors": (Segment("column_wise", exchange=Exchange(kind="pooled")),),
-    })  # fmt: skip
+    return Plan(
+        {
+            "rows": (Segment(placement, exchange=less),),
+            "vectors": (Segment("column_wise", exchange=Exchange(kind="pooled")),),
+        }
+    )
 
 
 def emulated(

@@ -155,8 +155,9 @@ def test_who_sends_what_stays_within_groups(hosts: int, plan: str) -> None:
         lengths = bags.ids.shape[1] if bags.lengths is None else bags.lengths
         device_L = np.repeat(np.arange(counted.batch.size), lengths) // counted.local
         owner_L, _ = locate(group, feature.table, bags.ids.ravel())
-        for device, owner, row in zip(device_L.tolist(), np.broadcast_to(owner_L, device_L.shape), bags.ids.ravel(),
-                                      strict=True):  # fmt: skip
+        for device, owner, row in zip(
+            device_L.tolist(), np.broadcast_to(owner_L, device_L.shape), bags.ids.ravel(), strict=True
+        ):
             asker = device // group.per_host if group.two_step else device
             of_host[asker, int(owner)].add((feature.table, int(row)))
     truth = np.zeros((8, 8), np.int64)

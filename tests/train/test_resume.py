@@ -41,9 +41,10 @@ def undisturbed(preset, tmp_path_factory):
 def test_the_undisturbed_run_visits_every_sample_once_an_epoch(undisturbed):
     """The truth that the other tests compare with: positions by arithmetic, and the short batch at an epoch's end."""
     positions = [line["samples"] for line in lines_of(undisturbed, "train")]
-    assert positions == [
-        epoch * ROWS + min((step + 1) * BATCH, ROWS) for epoch in range(2) for step in range(EPOCH)
-    ] and positions[-1] == 2 * ROWS  # fmt: skip
+    assert (
+        positions == [epoch * ROWS + min((step + 1) * BATCH, ROWS) for epoch in range(2) for step in range(EPOCH)]
+        and positions[-1] == 2 * ROWS
+    )
     assert steps_of(undisturbed, "validation") == [15, 30, 40]
 
 
@@ -203,9 +204,7 @@ def flip(file):
     ],
     ids=["flipped bit", "truncated file", "missing file"],
 )
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
-    preset, undisturbed, died, tmp_path, damage, words
-):  # fmt: skip
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(preset, undisturbed, died, tmp_path, damage, words):
     run = shutil.copytree(died, tmp_path / "run")
     newest = run / "checkpoints" / "00000025"
     largest = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)

@@ -130,8 +130,11 @@ def test_ways_that_a_planner_mixes_equal_the_oracle() -> None:
     demand = Demand(make().tables, make().features, Workload(Profile(uses, "a test"), B, 4), Exchange(kind="auto"))
     plan = as_plan(demand, ways, dict.fromkeys(ways, "a reason"))
     kinds = {name: (segments[0].placement, segments[0].exchange.kind) for name, segments in plan.tables.items()}
-    assert kinds == {"adagrad": ("row_wise", "rows"), "adam": ("table_wise", "pooled"),
-                     "every_row": ("data_parallel", "rows")}  # fmt: skip
+    assert kinds == {
+        "adagrad": ("row_wise", "rows"),
+        "adam": ("table_wise", "pooled"),
+        "every_row": ("data_parallel", "rows"),
+    }
     with jax.enable_x64(True):
         result = run_sharded(make(), 4, plan, np.float64)
         compare(result, oracle(), loss_rtol=1e-9, atol=1e-9)

@@ -106,8 +106,13 @@ def brute_force(rows, shared):
     total = sum(row[2] for row in rows)
     outside = sum(row[2] for row in rows if row[4] in shared)
     nan = math.nan
-    return (won / counted if counted else nan, both, single, counted / total if total else nan,
-            outside / total if total else nan)  # fmt: skip
+    return (
+        won / counted if counted else nan,
+        both,
+        single,
+        counted / total if total else nan,
+        outside / total if total else nan,
+    )
 
 
 @given(samples, st.integers(1, 4), st.integers(0, 40), st.sampled_from([(), (0,), (0, 3)]))

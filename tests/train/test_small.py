@@ -20,12 +20,17 @@ pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.s
 RECIPE = RunConfig(
     embedding=EmbeddingConfig(optimizer=Sgd(18.0)),
     train=TrainConfig(
-        batch_size=32_768, optimizer=DenseSgd(18.0), schedule=Polynomial(8000, 70_000, 30_000), eval_every=6400,
-        accumulate=512, eval_batch_size=777,
+        batch_size=32_768,
+        optimizer=DenseSgd(18.0),
+        schedule=Polynomial(8000, 70_000, 30_000),
+        eval_every=6400,
+        accumulate=512,
+        eval_batch_size=777,
     ),
-    small=SmallData(50_000_000, steps=400, epochs=2, evaluations=4, patience=3,
-                    optimizer=DenseAdagrad(0.02), tables=Adagrad(0.03)),
-)  # fmt: skip
+    small=SmallData(
+        50_000_000, steps=400, epochs=2, evaluations=4, patience=3, optimizer=DenseAdagrad(0.02), tables=Adagrad(0.03)
+    ),
+)
 
 
 @pytest.mark.parametrize(
@@ -142,11 +147,23 @@ def test_a_sweep_makes_the_configs_that_its_lines_train(tmp_path):
 @pytest.mark.full
 def test_a_run_says_so_and_resumes(tmp_path):
     arguments = [
-        "synthetic", "data.rows=50,20", "model.bottom=16", "model.top=1",
-        "data.train_rows=640", "data.validation_rows=100", "data.test_rows=100",
-        "mesh.devices=1", "train.batch_size=512", "train.patience=9", "small.below_rows=641", "small.steps=10",
-        "small.epochs=2", "--out", tmp_path / "run", "--json",
-    ]  # fmt: skip
+        "synthetic",
+        "data.rows=50,20",
+        "model.bottom=16",
+        "model.top=1",
+        "data.train_rows=640",
+        "data.validation_rows=100",
+        "data.test_rows=100",
+        "mesh.devices=1",
+        "train.batch_size=512",
+        "train.patience=9",
+        "small.below_rows=641",
+        "small.steps=10",
+        "small.epochs=2",
+        "--out",
+        tmp_path / "run",
+        "--json",
+    ]
     done = inside("train", *arguments)
     assert done.result["steps"] == 20  # 640 / 64, twice
     assert "fewer samples than small.below_rows=641, so small.* holds instead" in done.err

@@ -5,9 +5,16 @@ from typing import Any
 from recjax.train.run.summary import results
 
 SUMMARY: dict[str, Any] = {
-    "eval_split": "test", "eval_step": 4, "eval": {"auc": 0.75, "logloss": 0.5}, "references": {"naive Bayes": 0.7},
-    "samples_per_s": 53_562.4, "compilations": 1, "compile_s": 9.2, "compile_ahead_s": 0.0, "compiled_ahead": 0,
-}  # fmt: skip
+    "eval_split": "test",
+    "eval_step": 4,
+    "eval": {"auc": 0.75, "logloss": 0.5},
+    "references": {"naive Bayes": 0.7},
+    "samples_per_s": 53_562.4,
+    "compilations": 1,
+    "compile_s": 9.2,
+    "compile_ahead_s": 0.0,
+    "compiled_ahead": 0,
+}
 
 
 def test_a_run_ends_with_how_fast_it_trained_where_that_is_known():

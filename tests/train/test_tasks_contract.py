@@ -63,8 +63,13 @@ class NetModule(nnx.Module):
         if self.norm is not None:
             x = self.norm(x)
         outputs = self.out(self.drops[1](jnp.tanh(x)))
-        return {"click": outputs[:, 0], "rating": outputs[:, 1], "kind": outputs[:, 2:5], "count": outputs[:, 5],
-                "buy": outputs[:, 6]}  # fmt: skip
+        return {
+            "click": outputs[:, 0],
+            "rating": outputs[:, 1],
+            "kind": outputs[:, 2:5],
+            "count": outputs[:, 5],
+            "buy": outputs[:, 6],
+        }
 
 
 def tasks() -> tuple[Task, ...]:
@@ -81,8 +86,16 @@ def make_batch(step: int) -> Batch:
     """Of samples with and without weight; in one batch no sample of the last task has any."""
     rng = np.random.default_rng(step)
     size = B if step < STEPS - 1 else 13
-    labels = np.stack([rng.random(size) < 0.4, rng.normal(size=size), rng.integers(0, 3, size),
-                       rng.integers(0, 5, size), rng.random(size) < 0.5], axis=1).astype(np.float32)  # fmt: skip
+    labels = np.stack(
+        [
+            rng.random(size) < 0.4,
+            rng.normal(size=size),
+            rng.integers(0, 3, size),
+            rng.integers(0, 5, size),
+            rng.random(size) < 0.5,
+        ],
+        axis=1,
+    ).astype(np.float32)
     weights = rng.integers(0, 3, (size, 5)).astype(np.float32)
     weights[rng.random(size) < 0.2] = 0
     if step == 1:
@@ -127,8 +140,10 @@ def truth(params: Any, kept: Any, x: Any, pooled: Any, y: Any, w: Any, step: Any
         -a_t * (1 - p_t) ** 1.5 * jnp.log(p_t),
     ]
     totals = w.sum(axis=0)
-    means = [jnp.where(totals[t] > 0, (w[:, t] * loss).sum() / jnp.where(totals[t] > 0, totals[t], 1), 0)
-             for t, loss in enumerate(each)]  # fmt: skip
+    means = [
+        jnp.where(totals[t] > 0, (w[:, t] * loss).sum() / jnp.where(totals[t] > 0, totals[t], 1), 0)
+        for t, loss in enumerate(each)
+    ]
     return sum(weight * mean for weight, mean in zip((1.0, 0.5, 0.3, 0.2, 2.0), means, strict=True)), kept
 
 

@@ -63,8 +63,10 @@ def test_lines_of_the_step_itself_are_dropped_by_split(tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     MetricsFile(path, 20, without=["validation"]).close()
     assert [(line["step"], line["split"]) for line in read(path)] == [
-        (10, "train"), (10, "validation"), (20, "train"),
-    ]  # fmt: skip
+        (10, "train"),
+        (10, "validation"),
+        (20, "train"),
+    ]
 
 
 @given(st.integers(0, 200), st.integers(0, 60))

@@ -26,8 +26,14 @@ from recjax.comms.trace import JOINED, MAX_EVENTS, Event, Trace
 from recjax.errors import DataError
 
 OLD = "1.0.1"
-SCHEMAS = (OLD, "1.0.2-chakra.0.0.4", "1.0.3-chakra.0.0.4", "1.0.4-chakra.0.0.4", "1.1.0-chakra.0.0.4",
-           "1.1.1-chakra.0.0.4")  # fmt: skip
+SCHEMAS = (
+    OLD,
+    "1.0.2-chakra.0.0.4",
+    "1.0.3-chakra.0.0.4",
+    "1.0.4-chakra.0.0.4",
+    "1.1.0-chakra.0.0.4",
+    "1.1.1-chakra.0.0.4",
+)
 # Parts of the names that TorchRec and PyTorch give to what is around a collective.
 _AROUND = {
     "all2all_data": "id_exchange",
@@ -213,8 +219,17 @@ def _around(node: Fields, by_id: Mapping[int, Fields]) -> tuple[str, str, int | 
 
 
 # What schema 1.1.1 calls our element types, and a collective of whole tensors.
-_TENSORS = {"Float": "float", "Double": "double", "Half": "c10::Half", "BFloat16": "c10::BFloat16", "Int": "int",
-            "Long": "long int", "Byte": "unsigned char", "Char": "signed char", "Bool": "bool"}  # fmt: skip
+_TENSORS = {
+    "Float": "float",
+    "Double": "double",
+    "Half": "c10::Half",
+    "BFloat16": "c10::BFloat16",
+    "Int": "int",
+    "Long": "long int",
+    "Byte": "unsigned char",
+    "Char": "signed char",
+    "Bool": "bool",
+}
 _NAMES = {"all_reduce": "allreduce", "all_gather": "_allgather_base", "reduce_scatter": "_reduce_scatter_base"}
 _ROOT, _THREAD = 1, 2
 
@@ -297,8 +312,17 @@ def _communication(id: int, parent: int, event: Event, pg: Mapping[str, Any], ra
     return _written(id, parent, "record_param_comms", inputs, outputs, about)
 
 
-_PLAIN: dict[str, Any] = {"rf_id": 0, "fw_parent": 0, "seq_id": -1, "scope": 7, "tid": 1, "fw_tid": 0, "op_schema": "",
-          "kernel_backend": "", "kernel_file": ""}  # attributes that every node has  # fmt: skip
+_PLAIN: dict[str, Any] = {
+    "rf_id": 0,
+    "fw_parent": 0,
+    "seq_id": -1,
+    "scope": 7,
+    "tid": 1,
+    "fw_tid": 0,
+    "op_schema": "",
+    "kernel_backend": "",
+    "kernel_file": "",
+}  # attributes that every node has
 
 
 def _written(

@@ -33,8 +33,17 @@ from recjax.settings.values import either
 VERSION = "0.0.4"
 VERSIONS = ("", VERSION, "1.0.0")  # that are read; Chakra's converters write none, its generator the last one
 _COMP, _SEND, _RECV, _COLL = 4, 5, 6, 7  # NodeType
-_TYPES = {"all_reduce": 0, "reduce": 1, "all_gather": 2, "gather": 3, "scatter": 4, "broadcast": 5, "all_to_all": 6,
-          "reduce_scatter": 7, "barrier": 9}  # CollectiveCommType  # fmt: skip
+_TYPES = {
+    "all_reduce": 0,
+    "reduce": 1,
+    "all_gather": 2,
+    "gather": 3,
+    "scatter": 4,
+    "broadcast": 5,
+    "all_to_all": 6,
+    "reduce_scatter": 7,
+    "barrier": 9,
+}  # CollectiveCommType
 _KINDS = {number: kind for kind, number in _TYPES.items()} | {8: "reduce_scatter"}
 _OWN_TEXTS, _OWN_LISTS = ("phase", "scope", "dtype"), ("sends", "receives", "parts")
 # The schema, as far as it is read: message -> its fields, number -> (name, type), in capitals one of the oneof `value`.
@@ -42,18 +51,34 @@ _OWN_TEXTS, _OWN_LISTS = ("phase", "scope", "dtype"), ("sends", "receives", "par
 _SCHEMA: dict[str, dict[int, tuple[str, str]]] = {
     **{f"{kind}_list": {1: ("values", f"repeated {kind}")} for kind in ("int32", "int64", "uint32", "uint64")},
     "attribute": {
-        1: ("name", "string"), 7: ("INT32", "int32"), 8: ("INT32S", "int32_list"), 9: ("INT64", "int64"),
-        10: ("INT64S", "int64_list"), 11: ("UINT32", "uint32"), 12: ("UINT32S", "uint32_list"),
-        13: ("UINT64", "uint64"), 14: ("UINT64S", "uint64_list"), 15: ("SINT32", "sint32"), 17: ("SINT64", "sint64"),
-        21: ("FIXED64", "fixed64"), 25: ("SFIXED64", "sfixed64"), 27: ("BOOL", "bool"), 29: ("STRING", "string"),
+        1: ("name", "string"),
+        7: ("INT32", "int32"),
+        8: ("INT32S", "int32_list"),
+        9: ("INT64", "int64"),
+        10: ("INT64S", "int64_list"),
+        11: ("UINT32", "uint32"),
+        12: ("UINT32S", "uint32_list"),
+        13: ("UINT64", "uint64"),
+        14: ("UINT64S", "uint64_list"),
+        15: ("SINT32", "sint32"),
+        17: ("SINT64", "sint64"),
+        21: ("FIXED64", "fixed64"),
+        25: ("SFIXED64", "sfixed64"),
+        27: ("BOOL", "bool"),
+        29: ("STRING", "string"),
     },
     "metadata": {1: ("version", "string"), 2: ("attr", "repeated attribute")},
     "node": {
-        1: ("id", "uint64"), 2: ("name", "string"), 3: ("type", "int32"), 4: ("ctrl_deps", "repeated uint64"),
-        5: ("data_deps", "repeated uint64"), 6: ("start_micros", "uint64"), 7: ("duration_micros", "uint64"),
+        1: ("id", "uint64"),
+        2: ("name", "string"),
+        3: ("type", "int32"),
+        4: ("ctrl_deps", "repeated uint64"),
+        5: ("data_deps", "repeated uint64"),
+        6: ("start_micros", "uint64"),
+        7: ("duration_micros", "uint64"),
         10: ("attr", "repeated attribute"),
     },
-}  # fmt: skip
+}
 
 
 def _classes() -> dict[str, Any]:
@@ -76,8 +101,9 @@ def _classes() -> dict[str, Any]:
             made.oneof_decl.add(name="value")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"recjax_chakra.{name}"))
-            for name in _SCHEMA}  # fmt: skip
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"recjax_chakra.{name}")) for name in _SCHEMA
+    }
 
 
 _CLASSES = _classes()
@@ -106,9 +132,12 @@ def _node(event: Event, numbers: Mapping[tuple[int, ...], int], rank: int) -> An
     # A time that was measured is never written as one that was not.
     micros = 0 if event.duration_ns is None else max(1, round(event.duration_ns / 1000))
     node = _CLASSES["node"](
-        id=event.id, name=event.name, data_deps=event.deps, start_micros=(event.start_ns or 0) // 1000,
+        id=event.id,
+        name=event.name,
+        data_deps=event.deps,
+        start_micros=(event.start_ns or 0) // 1000,
         duration_micros=micros,
-    )  # fmt: skip
+    )
     node.attr.add(name="is_cpu_op", BOOL=False)
     for name in _OWN_TEXTS:
         if getattr(event, name):

@@ -22,10 +22,20 @@ _DTYPES = {name: name for name in ITEM_BYTES} | {
 }
 # What these formats call our types; those that they lack go as one of equal size.
 _WRITTEN = {
-    "bool": "Bool", "int8": "Char", "uint8": "Byte", "int16": "Half", "uint16": "BFloat16", "float16": "Half",
-    "bfloat16": "BFloat16", "int32": "Int", "uint32": "Int", "float32": "Float", "int64": "Long", "uint64": "Long",
+    "bool": "Bool",
+    "int8": "Char",
+    "uint8": "Byte",
+    "int16": "Half",
+    "uint16": "BFloat16",
+    "float16": "Half",
+    "bfloat16": "BFloat16",
+    "int32": "Int",
+    "uint32": "Int",
+    "float32": "Float",
+    "int64": "Long",
+    "uint64": "Long",
     "float64": "Double",
-}  # fmt: skip
+}
 
 
 def kind_of(name: str, place: str) -> str:

@@ -99,8 +99,10 @@ class TableReader:
         """File name -> sha256 of every file."""
         paths = [str(file.path) for file, _ in self._files]
         common = os.path.commonpath([os.path.dirname(path) for path in paths]) if "://" not in paths[0] else ""
-        names = [file.title or (os.path.relpath(path, common) if common else path)
-                 for (file, _), path in zip(self._files, paths, strict=True)]  # fmt: skip
+        names = [
+            file.title or (os.path.relpath(path, common) if common else path)
+            for (file, _), path in zip(self._files, paths, strict=True)
+        ]
         return {name: sha256(file.path) for name, (file, _) in zip(names, self._files, strict=True)}
 
     def chunks(self, start: int) -> Iterator[Chunk]:
@@ -130,8 +132,14 @@ class TableReader:
                 f"{pieces.where(held)(at)}: {what}. Correct the value, or give the column another role "
                 f"({fault.column}:skip leaves it out)."
             )
-        return Chunk(labels, found.dense, found.columns, self._split[row : row + count], weights,
-                     done=(row + count) / len(self._split))  # fmt: skip
+        return Chunk(
+            labels,
+            found.dense,
+            found.columns,
+            self._split[row : row + count],
+            weights,
+            done=(row + count) / len(self._split),
+        )
 
     @property
     def described_labels(self) -> list[dict[str, Any]]:

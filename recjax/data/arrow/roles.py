@@ -231,10 +231,11 @@ def parts_of(name: str, asked: Asked, profile: ColumnProfile) -> list[ColumnSpec
     if kind == "text":  # of Parquet and its kin, where nothing was looked for in it
         optional = True
     return [
-        ColumnSpec(f"{name}.{part}", "part", read_as, optional, column=name, part=part, zone=asked.zone,
-                   per_second=per_second)
+        ColumnSpec(
+            f"{name}.{part}", "part", read_as, optional, column=name, part=part, zone=asked.zone, per_second=per_second
+        )
         for part in asked.parts
-    ]  # fmt: skip
+    ]
 
 
 def _is_count(text: str) -> bool:

@@ -278,8 +278,9 @@ def _opened(file: TableFile) -> Iterator[Any]:
         else:
             stream = stack.enter_context(pa.OSFile(str(file.path)))
         if file.form == "csv" and file.path.suffix.lower() in PACKED:
-            stream = stack.enter_context(pa.CompressedInputStream(stream, {".bz2": "bz2", ".zst": "zstd"}.get(
-                file.path.suffix.lower(), "gzip")))  # fmt: skip
+            stream = stack.enter_context(
+                pa.CompressedInputStream(stream, {".bz2": "bz2", ".zst": "zstd"}.get(file.path.suffix.lower(), "gzip"))
+            )
         yield stream
 
 

@@ -29,9 +29,26 @@ Variant = Literal["100k", "1m", "latest"]
 _RATINGS = ("user", "movie", "rating", "timestamp")
 _MOVIES = ("movie", "title", "genres")
 _GENRES = (
-    "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama", "Fantasy",
-    "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western",
-)  # fmt: skip
+    "unknown",
+    "Action",
+    "Adventure",
+    "Animation",
+    "Children's",
+    "Comedy",
+    "Crime",
+    "Documentary",
+    "Drama",
+    "Fantasy",
+    "Film-Noir",
+    "Horror",
+    "Musical",
+    "Mystery",
+    "Romance",
+    "Sci-Fi",
+    "Thriller",
+    "War",
+    "Western",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,10 +79,12 @@ _RELEASES: dict[Variant, _Release] = {
         ratings=("ratings.csv", Form(_RATINGS, header=("userId", "movieId", "rating", "timestamp"))),
         scale=Scale(0.5, 5, 0.5),
         movies=("movies.csv", Form(_MOVIES, header=("movieId", "title", "genres"), quotes=True)),
-        tags=("tags.csv", Form(("user", "movie", "tag", "timestamp"), header=("userId", "movieId", "tag", "timestamp"),
-                               quotes=True)),
+        tags=(
+            "tags.csv",
+            Form(("user", "movie", "tag", "timestamp"), header=("userId", "movieId", "tag", "timestamp"), quotes=True),
+        ),
     ),
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,9 +35,15 @@ _UTC_OFFSET = 8 * 3600  # of China, in seconds
 _SAMPLES = ("user", "time_stamp", "adgroup_id", "pid", "clk")
 _AD = ("cate_id", "campaign_id", "customer", "brand")
 _PROFILE = (
-    "cms_segid", "cms_group_id", "final_gender_code", "age_level", "pvalue_level", "shopping_level", "occupation",
+    "cms_segid",
+    "cms_group_id",
+    "final_gender_code",
+    "age_level",
+    "pvalue_level",
+    "shopping_level",
+    "occupation",
     "new_user_class_level",
-)  # fmt: skip
+)
 
 
 def _form(*columns: str) -> Form:

@@ -184,8 +184,9 @@ def _no_places(
 
     That is by stream name, for each device: [N].
     """
-    divided = [s for group, own in zip(exchange.groups, exchange.streams, strict=True) for s in own
-               if group.divides_row_means]  # fmt: skip
+    divided = [
+        s for group, own in zip(exchange.groups, exchange.streams, strict=True) for s in own if group.divides_row_means
+    ]
     if not divided:
         return None, {}
     N = len(ids)

@@ -13,13 +13,32 @@ from recjax.studies.report import Picture, Report, Row, Section, Table
 from recjax.utils.units import size_text
 
 # Known of the publication; "shown" where it has a picture whose numbers are not known here.
-PUBLISHED = {"parameters": 793e9, "mean_dim": 93, "least_dim": 4, "most_dim": 384, "pooling": 15, "layers": 20,
-             "mean_width": 3375, "mflop": 638, "samples": 512, "ranks": 128}  # fmt: skip
+PUBLISHED = {
+    "parameters": 793e9,
+    "mean_dim": 93,
+    "least_dim": 4,
+    "most_dim": 384,
+    "pooling": 15,
+    "layers": 20,
+    "mean_width": 3375,
+    "mflop": 638,
+    "samples": 512,
+    "ranks": 128,
+}
 SHARE = published.MODEL_A["exposed_share"]  # of the time in communication
 SHOWN = "shown; its numbers are not known here"
-_FACTS = {"parameters": "parameters", "least_dim": "least D", "most_dim": "largest D", "mean_dim": "mean D",
-          "pooling": "ids a bag, mean", "layers": "layers of the MLPs", "mean_width": "their mean width",
-          "mflop": "MFLOP a sample", "samples": "samples a GPU", "ranks": "GPUs"}  # fmt: skip
+_FACTS = {
+    "parameters": "parameters",
+    "least_dim": "least D",
+    "most_dim": "largest D",
+    "mean_dim": "mean D",
+    "pooling": "ids a bag, mean",
+    "layers": "layers of the MLPs",
+    "mean_width": "their mean width",
+    "mflop": "MFLOP a sample",
+    "samples": "samples a GPU",
+    "ranks": "GPUs",
+}
 _ASSUMPTIONS = (
     "Model A is the preset bench_model_a, whose docstring says what is published of it and what is chosen.",
     "Table-wise: each table on the rank that has the least bytes and look-ups so far. Column-wise: tables cut into "
@@ -42,12 +61,23 @@ def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Mappin
         if len(found := size_rows(cases, [(label(variation, n), n) for n in of_variation(cases, variation)], kind)) > 1
     ]
     sections = [
-        Section("Messages by size", (f"{size}, {result['ranks']} ranks, compiled. Counts and bytes are those of a rank "
-                "and step, padding included.",), histograms, pictures.get("sizes", ())),
+        Section(
+            "Messages by size",
+            (
+                f"{size}, {result['ranks']} ranks, compiled. Counts and bytes are those of a rank "
+                "and step, padding included.",
+            ),
+            histograms,
+            pictures.get("sizes", ()),
+        ),
         Section("Bytes by phase", (), [_phase_table(cases)], pictures.get("variations", ())),
-        Section("Imbalance", ("Of the phase: of each rank's bytes in all calls of a step; of a call: the most uneven "
-                "one.",), [_imbalance_table(cases)], pictures.get("ranks", ())),
-    ]  # fmt: skip
+        Section(
+            "Imbalance",
+            ("Of the phase: of each rank's bytes in all calls of a step; of a call: the most uneven one.",),
+            [_imbalance_table(cases)],
+            pictures.get("ranks", ()),
+        ),
+    ]
     if result["measured"]:
         notes = (f"Every 32nd table, {result['devices']} devices of this machine, 128 samples a rank.",)
         sections.append(Section("Time", notes, [_time_table(result["measured"])], pictures.get("time", ())))
@@ -55,8 +85,10 @@ def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Mappin
     assumptions = list(_ASSUMPTIONS)
     if counted:
         of = f"first {min(counted)} ranks" if min(counted) > 1 else "first rank"
-        assumptions.append(f"Splits of ids are those of the {of}, which the others are taken to ask alike: a step has "
-                           "more ids than are counted.")  # fmt: skip
+        assumptions.append(
+            f"Splits of ids are those of the {of}, which the others are taken to ask alike: a step has "
+            "more ids than are counted."
+        )
     return Report(
         "communication",
         "Communication of a large DLRM",
@@ -73,10 +105,22 @@ def _facts(facts: Mapping[str, float]) -> list[Row]:
     for key, name in _FACTS.items():
         ours, theirs = facts[key], PUBLISHED[key]
         same = abs(ours / theirs - 1) <= 0.02
-        why = ("" if same else "only range and mean are published; how many tables have which D is chosen so that the "
-               "parameters and the FLOP agree")  # fmt: skip
-        found.append(Row("workload", name, f"{theirs:,.4g}" if theirs < 1e6 else f"{theirs / 1e9:,.0f}e9",
-                         f"{ours:,.4g}" if ours < 1e6 else f"{ours / 1e9:,.1f}e9", same, why))  # fmt: skip
+        why = (
+            ""
+            if same
+            else "only range and mean are published; how many tables have which D is chosen so that the "
+            "parameters and the FLOP agree"
+        )
+        found.append(
+            Row(
+                "workload",
+                name,
+                f"{theirs:,.4g}" if theirs < 1e6 else f"{theirs / 1e9:,.0f}e9",
+                f"{ours:,.4g}" if ours < 1e6 else f"{ours / 1e9:,.1f}e9",
+                same,
+                why,
+            )
+        )
     return found
 
 
@@ -84,14 +128,21 @@ def _all_reduces(cases: Mapping[str, Any]) -> list[Row]:
     base = cases[BASE]
     bins = base["sizes"].get("all_reduce", [])
     count, total = (sum(one[i] for one in bins) or 1 for i in (1, 2))
-    text = "; ".join(f"from {size_text(2.0 ** int(b))}: {n:.3g} ({n / count:.0%} of the count, {size / total:.1%} of "
-                     "the bytes)" for b, n, size in bins)  # fmt: skip
+    text = "; ".join(
+        f"from {size_text(2.0 ** int(b))}: {n:.3g} ({n / count:.0%} of the count, {size / total:.1%} of the bytes)"
+        for b, n, size in bins
+    )
     large = max((size / total for _, _, size in bins), default=0.0)
     return [
-        Row("all-reduce by size", "count and share of bytes", SHOWN, text, None,
-            f"{large:.1%} of the bytes are in the largest size: the dense gradients; the rest are sums of a few "
-            "values"),
-    ]  # fmt: skip
+        Row(
+            "all-reduce by size",
+            "count and share of bytes",
+            SHOWN,
+            text,
+            None,
+            f"{large:.1%} of the bytes are in the largest size: the dense gradients; the rest are sums of a few values",
+        ),
+    ]
 
 
 def _all_to_alls(cases: Mapping[str, Any]) -> list[Row]:
@@ -103,8 +154,16 @@ def _all_to_alls(cases: Mapping[str, Any]) -> list[Row]:
         line = next(c for c in base["collectives"] if c["phase"] == phase)
         of = base["phases"][phase]["imbalance"]
         text = f"{size_text(line['padded_bytes'])} ({size_text(line['useful_bytes'])} useful) in {line['count']:.3g}"
-        found.append(Row(phase_title(phase), "size of a rank's message", SHOWN, text, None,
-                         "blocks are as large as the largest that any rank has for another"))  # fmt: skip
+        found.append(
+            Row(
+                phase_title(phase),
+                "size of a rank's message",
+                SHOWN,
+                text,
+                None,
+                "blocks are as large as the largest that any rank has for another",
+            )
+        )
         uneven = ", ".join(f"{way} {of[way]['phase']:.2f} (call {of[way]['call']:.2f})" for way in of)
         why = "received: every rank has as many samples; sent: owners of wide tables send more"
         if phase == "id_exchange":
@@ -116,8 +175,11 @@ def _all_to_alls(cases: Mapping[str, Any]) -> list[Row]:
 
 
 def _bytes(one: Mapping[str, Any], kinds: Sequence[str] = KINDS, phases: Sequence[str] = ()) -> float:
-    return float(sum(c["padded_bytes"] for c in one["collectives"]
-                     if c["kind"] in kinds and (not phases or c["phase"] in phases)))  # fmt: skip
+    return float(
+        sum(
+            c["padded_bytes"] for c in one["collectives"] if c["kind"] in kinds and (not phases or c["phase"] in phases)
+        )
+    )
 
 
 def _counted(one: Mapping[str, Any], kind: str, phase: str) -> float:
@@ -142,31 +204,69 @@ def _variations(cases: Mapping[str, Any]) -> list[Row]:
     found = []
     for name in of_variation(cases, "batch")[1:]:
         text = f"vectors {over(cases[name], vectors)}, all-reduce {over(cases[name], reduced)}"
-        found.append(Row("batch size", f"bytes, {name}", SHOWN, text, None,
-                         "one vector a sample and table; dense gradients have the size of the layers"))  # fmt: skip
+        found.append(
+            Row(
+                "batch size",
+                f"bytes, {name}",
+                SHOWN,
+                text,
+                None,
+                "one vector a sample and table; dense gradients have the size of the layers",
+            )
+        )
     for name in of_variation(cases, "placement")[1:]:
         uneven = [cases[n]["phases"]["pooled_exchange"]["imbalance"]["sent"]["phase"] for n in (BASE, name)]
         text = f"{uneven[0]:.2f} table-wise, {uneven[1]:.2f} {name}; padded bytes {over(cases[name], vectors)}"
-        found.append(Row("placement", "imbalance of sent vectors", SHOWN, text, None,
-                         "the widest table bounds what its owner sends; pieces even that out, and blocks need less "
-                         "padding"))  # fmt: skip
+        found.append(
+            Row(
+                "placement",
+                "imbalance of sent vectors",
+                SHOWN,
+                text,
+                None,
+                "the widest table bounds what its owner sends; pieces even that out, and blocks need less padding",
+            )
+        )
         if _counted(cases[name], "all_to_all", "row_statistic"):
-            found.append(Row("placement", "price of cutting columns", SHOWN,
-                             f"{_counted(cases[name], 'all_to_all', 'row_statistic'):.3g} all-to-alls of "
-                             f"{size_text(_bytes(cases[name], ('all_to_all',), ('row_statistic',)))} more, ids "
-                             f"{over(cases[name], lambda one: _bytes(one, ('all_to_all',), ('id_exchange',)))}", None,
-                             "row-wise Adagrad needs one number a row, so owners of a row's pieces add theirs up; ids "
-                             "go to each of them"))  # fmt: skip
+            found.append(
+                Row(
+                    "placement",
+                    "price of cutting columns",
+                    SHOWN,
+                    f"{_counted(cases[name], 'all_to_all', 'row_statistic'):.3g} all-to-alls of "
+                    f"{size_text(_bytes(cases[name], ('all_to_all',), ('row_statistic',)))} more, ids "
+                    f"{over(cases[name], lambda one: _bytes(one, ('all_to_all',), ('id_exchange',)))}",
+                    None,
+                    "row-wise Adagrad needs one number a row, so owners of a row's pieces add theirs up; ids "
+                    "go to each of them",
+                )
+            )
     names = of_variation(cases, "buckets")
     text = ", ".join(f"{label('buckets', n)} {_counted(cases[n], 'all_reduce', 'dense_grads'):.3g}" for n in names)
     same = all(abs(reduced(cases[n]) / reduced(base) - 1) < 0.01 for n in names)
-    found.append(Row("bucket size", "all-reduces of dense gradients", SHOWN, text, None,
-                     f"their bytes {'stay' if same else 'do not stay'} the same"))  # fmt: skip
+    found.append(
+        Row(
+            "bucket size",
+            "all-reduces of dense gradients",
+            SHOWN,
+            text,
+            None,
+            f"their bytes {'stay' if same else 'do not stay'} the same",
+        )
+    )
     for name in of_variation(cases, "dense")[1:]:
         of = {kind: _bytes(cases[name], (kind,)) for kind in KINDS if kind != "all_to_all"}
         text = ", ".join(f"{kind} {size_text(size)}" for kind, size in of.items())
-        found.append(Row("fully sharded", "bytes of the dense part", SHOWN, text, None,
-                         f"replicated: all_reduce {size_text(reduced(base))}; a ring sends as much"))  # fmt: skip
+        found.append(
+            Row(
+                "fully sharded",
+                "bytes of the dense part",
+                SHOWN,
+                text,
+                None,
+                f"replicated: all_reduce {size_text(reduced(base))}; a ring sends as much",
+            )
+        )
     for name in of_variation(cases, "precision")[1:]:
         why = "half as many bits"
         if name == "int8":
@@ -185,16 +285,31 @@ def _times(result: Mapping[str, Any]) -> list[Row]:
     hidden = {n: _hidden(result["compiled"][n]["time"], "dense_grads") for n in names}
     text = ", ".join(f"{label('buckets', n)} {share:.0%}" for n, share in hidden.items())
     size = "" if result["full"] else " of the smaller model"
-    found.append(Row("time", "share of the large all-reduces that computing hides", "hidden", f"{text} (predicted)",
-                     max(hidden.values()) > 0.5, f"on V100{size}: one all-reduce at the end has nothing to hide "
-                     "behind; buckets go while earlier layers are computed, and the last one stays"))  # fmt: skip
+    found.append(
+        Row(
+            "time",
+            "share of the large all-reduces that computing hides",
+            "hidden",
+            f"{text} (predicted)",
+            max(hidden.values()) > 0.5,
+            f"on V100{size}: one all-reduce at the end has nothing to hide "
+            "behind; buckets go while earlier layers are computed, and the last one stays",
+        )
+    )
     if result["measured"]:
         times = {n: one["time"] for n, one in result["measured"].items() if one["time"]}
         base = times[BASE]
-        found.append(Row("time", "of a step in communication", f"about {SHARE:.0%}", f"{base['share']:.0%} "
-                         f"({base['exposed_share']:.0%} exposed)", abs(base["share"] / SHARE - 1) <= 0.25,
-                         f"measured on {result['devices']} devices of this machine, of a smaller model: its exchange "
-                         "is a copy in memory, and a step computes longer than on a GPU"))  # fmt: skip
+        found.append(
+            Row(
+                "time",
+                "of a step in communication",
+                f"about {SHARE:.0%}",
+                f"{base['share']:.0%} ({base['exposed_share']:.0%} exposed)",
+                abs(base["share"] / SHARE - 1) <= 0.25,
+                f"measured on {result['devices']} devices of this machine, of a smaller model: its exchange "
+                "is a copy in memory, and a step computes longer than on a GPU",
+            )
+        )
     return found
 
 
@@ -222,12 +337,22 @@ def _imbalance_table(cases: Mapping[str, Any]) -> Table:
 
 
 def _time_table(cases: Mapping[str, Any]) -> Table:
-    rows = [["case", "step, ms", "communication", "exposed", "computing alone, ms", "beside computing, ms",
-             "exposed, ms"]]  # fmt: skip
+    rows = [
+        ["case", "step, ms", "communication", "exposed", "computing alone, ms", "beside computing, ms", "exposed, ms"]
+    ]
     for name, one in cases.items():
         t = one["time"]
         of = time_parts(t)
-        rows.append([name, f"{t['step_ms']:.2f}", f"{t['share']:.1%}", f"{t['exposed_share']:.1%}",
-                     *(f"{of[key]:.2f}" for key in ("computing alone", "communication beside computing",
-                                                    "exposed communication"))])  # fmt: skip
+        rows.append(
+            [
+                name,
+                f"{t['step_ms']:.2f}",
+                f"{t['share']:.1%}",
+                f"{t['exposed_share']:.1%}",
+                *(
+                    f"{of[key]:.2f}"
+                    for key in ("computing alone", "communication beside computing", "exposed communication")
+                ),
+            ]
+        )
     return Table("a step", rows)

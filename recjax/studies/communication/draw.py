@@ -37,8 +37,13 @@ def of_variation(cases: Mapping[str, Any], variation: str) -> list[str]:
 
 def label(variation: str, name: str) -> str:
     """Returns the name of a case within a variation, of which the base is one value."""
-    named = {"batch": "the batch", "placement": "table-wise", "buckets": "one bucket", "dense": "replicated",
-             "precision": "float32"}  # fmt: skip
+    named = {
+        "batch": "the batch",
+        "placement": "table-wise",
+        "buckets": "one bucket",
+        "dense": "replicated",
+        "precision": "float32",
+    }
     return named.get(variation, name) if name == BASE else name
 
 
@@ -47,18 +52,33 @@ def pictures(result: Mapping[str, Any]) -> dict[str, list[Picture]]:
     """Returns the pictures of each section: "sizes", "variations", "ranks", "time"."""
     made = {
         "sizes": [
-            Picture(f"{kind}.png", f"{kind} of a rank in a step by message size: how many, and their share of "
-                    "bytes, in each variation", _sizes(result["compiled"], kind))
+            Picture(
+                f"{kind}.png",
+                f"{kind} of a rank in a step by message size: how many, and their share of bytes, in each variation",
+                _sizes(result["compiled"], kind),
+            )
             for kind in ("all_reduce", "all_to_all")
         ],
-        "variations": [Picture("bytes.png", "bytes of a rank in a step, by phase, in every variation",
-                               _bytes(result["compiled"]))],
-        "ranks": [Picture("ranks.png", "bytes that each rank sends and receives in the all-to-alls, ranks in order of "
-                          "their bytes, for both placements", _ranks(result["compiled"]))],
-    }  # fmt: skip
+        "variations": [
+            Picture("bytes.png", "bytes of a rank in a step, by phase, in every variation", _bytes(result["compiled"]))
+        ],
+        "ranks": [
+            Picture(
+                "ranks.png",
+                "bytes that each rank sends and receives in the all-to-alls, ranks in order of "
+                "their bytes, for both placements",
+                _ranks(result["compiled"]),
+            )
+        ],
+    }
     if result["measured"]:
-        made["time"] = [Picture("time.png", f"a step on {result['devices']} devices of this machine, the mean of ranks "
-                                "and steps", _time(result["measured"]))]  # fmt: skip
+        made["time"] = [
+            Picture(
+                "time.png",
+                f"a step on {result['devices']} devices of this machine, the mean of ranks and steps",
+                _time(result["measured"]),
+            )
+        ]
     return made
 
 
@@ -133,8 +153,9 @@ def _stacked(
 def _ranks(cases: Mapping[str, Any]) -> bytes:
     names = of_variation(cases, "placement")
     phases = [phase for phase in _PHASES if phase in cases[names[0]]["phases"]]
-    most = max(max(cases[name]["phases"][phase][way]) for name in names for phase in phases
-               for way in ("sent", "received"))  # fmt: skip
+    most = max(
+        max(cases[name]["phases"][phase][way]) for name in names for phase in phases for way in ("sent", "received")
+    )
     unit, size = ("MiB", 2**20) if most >= 2**24 else ("KiB", 2**10)
     figure = plots.figure(4.6 * len(phases), 7)
     panels = figure.subplots(2, len(phases), sharex=True, squeeze=False)
@@ -145,9 +166,13 @@ def _ranks(cases: Mapping[str, Any]) -> bytes:
             for place, name in enumerate(names):
                 of = cases[name]["phases"][phase]
                 uneven = of["imbalance"][way]["phase"]
-                panel.plot([value / size for value in sorted(of[way], reverse=True)], _LINES[place % 4],
-                           color=plots.PALETTE[place], linewidth=2,
-                           label=f"{label('placement', name)}: max/mean {uneven:.2f}")  # fmt: skip
+                panel.plot(
+                    [value / size for value in sorted(of[way], reverse=True)],
+                    _LINES[place % 4],
+                    color=plots.PALETTE[place],
+                    linewidth=2,
+                    label=f"{label('placement', name)}: max/mean {uneven:.2f}",
+                )
             panel.set_ylim(0, 1.35 * max(max(cases[name]["phases"][phase][way]) for name in names) / size)
             panel.legend(fontsize=8, loc="upper right", **_OPAQUE)
             panel.set_ylabel(f"{unit} {way} in a step")
@@ -177,6 +202,14 @@ def size_rows(cases: Mapping[str, Any], names: Sequence[tuple[str, str]], kind: 
         found = cases[name]["sizes"].get(kind, ())
         count, total = (sum(one[i] for one in found) for i in (1, 2))
         for b, n, size in found:
-            rows.append([called, size_text(2.0 ** int(b)), f"{n:.4g}", f"{n / count:.1%}", size_text(size),
-                         f"{size / total:.1%}"])  # fmt: skip
+            rows.append(
+                [
+                    called,
+                    size_text(2.0 ** int(b)),
+                    f"{n:.4g}",
+                    f"{n / count:.1%}",
+                    size_text(size),
+                    f"{size / total:.1%}",
+                ]
+            )
     return rows

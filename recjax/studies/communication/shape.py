@@ -115,9 +115,14 @@ def config(size: Size, ranks: int, case: Case, folder: Path, platform: str = "au
         text = cut_plan({f"sparse_{i}": dims[n] for i, n in enumerate(chosen)}, ranks).to_json()
         write_whole(path, text.encode())
         plan = str(path)
-    common = (f"mesh.devices={ranks}", f"mesh.platform={platform}",
-              f"train.batch_size={ranks * size.samples}", f"plan={plan}",
-              "embedding.exchange.kind=pooled", *(() if case.precision == "float32" else precision))  # fmt: skip
+    common = (
+        f"mesh.devices={ranks}",
+        f"mesh.platform={platform}",
+        f"train.batch_size={ranks * size.samples}",
+        f"plan={plan}",
+        "embedding.exchange.kind=pooled",
+        *(() if case.precision == "float32" else precision),
+    )
     return settings.override(made, [*common, *case.overrides])
 
 
@@ -146,13 +151,14 @@ def cut_plan(dims: dict[str, int], ranks: int) -> Plan:
     return Plan(
         {
             table: tuple(
-                Segment("table_wise", columns="all" if len(of) == 1 else (first, last), owners=device,
-                        exchange=exchange)
+                Segment(
+                    "table_wise", columns="all" if len(of) == 1 else (first, last), owners=device, exchange=exchange
+                )
                 for first, last, device in sorted(of)
             )
             for table, of in owners.items()
         }
-    )  # fmt: skip
+    )
 
 
 def _dims(whole: RunConfig) -> list[int]:

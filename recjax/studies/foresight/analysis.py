@@ -12,9 +12,14 @@ import numpy as np
 
 from recjax.planning.machine import HeldOut
 
-VARIANTS = {"step_ms": "full prediction", "by_clock_ms": "full, at whatever speed",
-            "kernels_ms": "kernels alone", "no_overhead_ms": "without overheads", "sketch_ms": "from sizes alone",
-            "cpu_ms": "CPU time"}  # fmt: skip
+VARIANTS = {
+    "step_ms": "full prediction",
+    "by_clock_ms": "full, at whatever speed",
+    "kernels_ms": "kernels alone",
+    "no_overhead_ms": "without overheads",
+    "sketch_ms": "from sizes alone",
+    "cpu_ms": "CPU time",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,8 +177,14 @@ def _ranking(workload: str, found: Sequence[Found]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "workload": workload,
         "plans": [
-            {"plan": of_one[0], "also": of_one[1:], "predicted_ms": one.predicted["step_ms"],
-             "sketch_ms": one.predicted["sketch_ms"], "measured_ms": one.measured(), "repeat": one.repeat}
+            {
+                "plan": of_one[0],
+                "also": of_one[1:],
+                "predicted_ms": one.predicted["step_ms"],
+                "sketch_ms": one.predicted["sketch_ms"],
+                "measured_ms": one.measured(),
+                "repeat": one.repeat,
+            }
             for one, of_one in joined
         ],
         "tau": kendall_tau(predicted, times),
@@ -182,7 +193,7 @@ def _ranking(workload: str, found: Sequence[Found]) -> dict[str, Any]:
         "tau_apart": agree / len(apart) if apart else math.nan,
         "best": names[0][0],
         "noise": _noise(spread, *own[:2]) if len(own) > 1 else 1.0,
-    }  # fmt: skip
+    }
     if "planner" in named:
         chosen = named["planner"]
         noise = _noise(spread, own[0], chosen)
@@ -234,6 +245,8 @@ def signs(found: Sequence[Found]) -> dict[str, Any]:
         measured, noise = math.exp(logs.mean()), math.exp(2 * logs.std(ddof=1) / math.sqrt(len(logs)))
         right = (predicted > 1) == (measured > 1) if max(measured, 1 / measured) > noise else None
         rows.append({"change": one.name, "predicted": predicted, "measured": measured, "noise": noise, "right": right})
-    counts = {name: sum(row["right"] is value for row in rows)
-              for name, value in (("right", True), ("wrong", False), ("within_noise", None))}  # fmt: skip
+    counts = {
+        name: sum(row["right"] is value for row in rows)
+        for name, value in (("right", True), ("wrong", False), ("within_noise", None))
+    }
     return {"changes": rows, **counts}

@@ -129,9 +129,15 @@ def workloads(devices: int, platform: Any = "auto") -> Iterator[tuple[str, RunCo
 
 
 def cases(
-    counts: dict[int, int], benched: int, changed: int, plans: int, loads: int, plan_devices: Sequence[int],
-    machine: str, seed: int,
-) -> list[Case]:  # fmt: skip
+    counts: dict[int, int],
+    benched: int,
+    changed: int,
+    plans: int,
+    loads: int,
+    plan_devices: Sequence[int],
+    machine: str,
+    seed: int,
+) -> list[Case]:
     """All cases of a campaign.
 
     Args:
@@ -191,6 +197,8 @@ def _plans(load: RunConfig) -> dict[str, tuple[str, ...]]:
             ]
             rest = "row_wise" if kind == "rows" else "table_wise"
             found[f"copies up to {most:,} rows, else {kind}"] = (
-                f"plan={rest}", f"embedding.exchange.kind={kind}", *copied,
-            )  # fmt: skip
+                f"plan={rest}",
+                f"embedding.exchange.kind={kind}",
+                *copied,
+            )
     return found

@@ -22,11 +22,17 @@ def pictures(result: dict[str, Any], found: Sequence[Found]) -> list[Picture]:
     """Draws what there is."""
     made = []
     if configs := [one for one in found if one.kind == "config"]:
-        made.append(Picture(ERRORS, "Predicted and measured times of random models, and errors of predictions that "
-                            "leave something out.", _errors(result, configs)))  # fmt: skip
+        made.append(
+            Picture(
+                ERRORS,
+                "Predicted and measured times of random models, and errors of predictions that leave something out.",
+                _errors(result, configs),
+            )
+        )
     if result["rankings"]:
-        made.append(Picture(PLANS, "Measured and predicted times of every plan, the fastest first.",
-                            _plans(result["rankings"])))  # fmt: skip
+        made.append(
+            Picture(PLANS, "Measured and predicted times of every plan, the fastest first.", _plans(result["rankings"]))
+        )
     return made
 
 
@@ -37,32 +43,50 @@ def _errors(result: dict[str, Any], found: Sequence[Found]) -> bytes:
         plots.plain(scatter, "both")
         times = [one.measured() for one in found]
         low, high = 0.5 * min(times), 2 * max(times)
-        scatter.fill_between([low, high], [low / 1.2, high / 1.2], [low * 1.2, high * 1.2], color="#eeeeee",
-                             label="within 20%")  # fmt: skip
+        scatter.fill_between(
+            [low, high], [low / 1.2, high / 1.2], [low * 1.2, high * 1.2], color="#eeeeee", label="within 20%"
+        )
         scatter.plot([low, high], [low, high], color=plots.GREY, linewidth=1, label="as measured")
         looks = zip(sorted({one.devices for one in found}), plots.PALETTE, plots.MARKERS, strict=False)
         for devices, colour, marker in looks:
             own = [one for one in found if one.devices == devices]
             name = f"{devices} device{'s' if devices > 1 else ''}"
-            scatter.scatter([one.measured() for one in own], [one.predicted["step_ms"] for one in own], s=22,
-                            color=colour, marker=marker, label=name, zorder=3)  # fmt: skip
+            scatter.scatter(
+                [one.measured() for one in own],
+                [one.predicted["step_ms"] for one in own],
+                s=22,
+                color=colour,
+                marker=marker,
+                label=name,
+                zorder=3,
+            )
         plots.logarithmic(scatter, ["x", "y"])
         scatter.set(xlim=(low, high), xlabel="measured ms a step", ylabel="predicted ms a step")
         scatter.set_title("each point is a random model", fontsize=10)
         plots.legend_below(scatter)
-        names = {"step_ms": "full prediction", "by_clock_ms": "full, whatever the\nspeed of the machine",
-                 "no_overhead_ms": "without overheads", "kernels_ms": "kernels alone",
-                 "sketch_ms": "from sizes alone\n(what the planner sees)",
-                 "cpu_ms": "CPU time, predicted\nagainst measured"}  # fmt: skip
+        names = {
+            "step_ms": "full prediction",
+            "by_clock_ms": "full, whatever the\nspeed of the machine",
+            "no_overhead_ms": "without overheads",
+            "kernels_ms": "kernels alone",
+            "sketch_ms": "from sizes alone\n(what the planner sees)",
+            "cpu_ms": "CPU time, predicted\nagainst measured",
+        }
         of = result["errors"]
         width = 0.8 / max(1, len(of))
         for place, (devices, variants) in enumerate(of.items()):
             keys = [key for key in names if key in variants]
             heights = [100 * (variants[key]["ratio_mean"] - 1) for key in keys]
             at = [list(names).index(key) + place * width for key in keys]
-            drawn_bars = bars.barh(at, heights, height=width, facecolor=plots.PALETTE[place], edgecolor="white",
-                                   hatch=plots.HATCHES[place],
-                                   label=f"{devices} device{'s' if devices != '1' else ''}")  # fmt: skip
+            drawn_bars = bars.barh(
+                at,
+                heights,
+                height=width,
+                facecolor=plots.PALETTE[place],
+                edgecolor="white",
+                hatch=plots.HATCHES[place],
+                label=f"{devices} device{'s' if devices != '1' else ''}",
+            )
             bars.bar_label(drawn_bars, [f" {height:.0f}%" for height in heights], fontsize=8)
         bars.set_yticks([n + width * (len(of) - 1) / 2 for n in range(len(names))], list(names.values()), fontsize=8)
         bars.invert_yaxis()
@@ -86,18 +110,31 @@ def _plans(rankings: Sequence[dict[str, Any]]) -> bytes:
             ours, rule, other = _LOOKS
             looks = [{"planner": ours, "auto": rule}.get(name, other) for name in names]
             _, colours, hatches = zip(*looks, strict=True)
-            panel.barh(names, [plan["measured_ms"] for plan in row["plans"]], facecolor=colours, edgecolor="white",
-                       hatch=hatches)  # fmt: skip
+            panel.barh(
+                names,
+                [plan["measured_ms"] for plan in row["plans"]],
+                facecolor=colours,
+                edgecolor="white",
+                hatch=hatches,
+            )
             for words, colour, hatch in _LOOKS:
                 panel.barh([names[0]], [0], facecolor=colour, edgecolor="white", hatch=hatch, label=words)
-            panel.plot([plan["predicted_ms"] for plan in row["plans"]], names, "D", color=plots.ORANGE,
-                       markeredgecolor="white", label="predicted", markersize=7)  # fmt: skip
+            panel.plot(
+                [plan["predicted_ms"] for plan in row["plans"]],
+                names,
+                "D",
+                color=plots.ORANGE,
+                markeredgecolor="white",
+                label="predicted",
+                markersize=7,
+            )
             panel.invert_yaxis()
             panel.tick_params(axis="y", labelsize=7)
             panel.set_title(
                 f"{row['workload']} devices: ms a step under each plan; order of both agrees to tau {row['tau']:.2f}",
-                fontsize=9, loc="left",
-            )  # fmt: skip
+                fontsize=9,
+                loc="left",
+            )
             panel.set_xlabel("ms a step")
         plots.legend_of_all(drawn, panels[0])
         return plots.png(drawn)

@@ -18,8 +18,7 @@ def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Sequen
     rows = [*_errors(result), *_rankings(result["rankings"]), *_signs(result["signs"])]
     drawn = {picture.name: [picture] for picture in pictures}
     errors = Table("predicted over measured time", _error_rows(result["errors"]), (0, 1))
-    sections = [Section("Errors", _conditions(result), [errors] if result["errors"] else [],
-                        drawn.get(ERRORS, ()))]  # fmt: skip
+    sections = [Section("Errors", _conditions(result), [errors] if result["errors"] else [], drawn.get(ERRORS, ()))]
     if result["rankings"]:
         sections.append(Section("Plans", (), [_plan_table(row) for row in result["rankings"]], drawn.get(PLANS, ())))
     if result["signs"]["changes"]:
@@ -68,16 +67,27 @@ def _errors(result: Mapping[str, Any]) -> list[Row]:
         full, alone = of["step_ms"], of.get("kernels_ms")
         on = f"{devices} device(s)"
         theirs = lin["end_to_end_gmae"]
-        found.append(Row("end to end", f"GMAE of a step's predicted time, {on}", f"{theirs:.2%} (one V100)",
-                         f"{full['gmae']:.1%} of {full['points']} cases, the worst {full['worst']:.2f}x",
-                         full["gmae"] <= theirs, f"another machine; repeat error of the measurement "
-                         f"{of['repeat']:.3f}; the same if no larger"))  # fmt: skip
+        found.append(
+            Row(
+                "end to end",
+                f"GMAE of a step's predicted time, {on}",
+                f"{theirs:.2%} (one V100)",
+                f"{full['gmae']:.1%} of {full['points']} cases, the worst {full['worst']:.2f}x",
+                full["gmae"] <= theirs,
+                f"another machine; repeat error of the measurement {of['repeat']:.3f}; the same if no larger",
+            )
+        )
         if alone:
-            found.append(Row("kernels alone", f"error of the sum of kernels alone, {on}",
-                             f"up to {lin['kernels_alone_worst']:.0%}, above that of all",
-                             f"GMAE {alone['gmae']:.1%}, the worst {alone['worst']:.2f}x; {alone['low']:.0%} too short",
-                             alone["gmae"] > full["gmae"], "the same if above that of the full prediction: what lies "
-                             "between kernels counts"))  # fmt: skip
+            found.append(
+                Row(
+                    "kernels alone",
+                    f"error of the sum of kernels alone, {on}",
+                    f"up to {lin['kernels_alone_worst']:.0%}, above that of all",
+                    f"GMAE {alone['gmae']:.1%}, the worst {alone['worst']:.2f}x; {alone['low']:.0%} too short",
+                    alone["gmae"] > full["gmae"],
+                    "the same if above that of the full prediction: what lies between kernels counts",
+                )
+            )
     return found
 
 
@@ -92,8 +102,16 @@ def _rankings(rankings: Sequence[Mapping[str, Any]]) -> list[Row]:
             why = f"the planner's plan takes {row['planner']:.2f} of the best one's time" + (
                 f" and {row['auto']:.2f} of the plain rule's; {why}" if "auto" in row else f"; {why}"
             )
-        found.append(Row("ranking", f"order of plans, predicted and measured: {row['workload']} devices", "not asked",
-                         text, None, why))  # fmt: skip
+        found.append(
+            Row(
+                "ranking",
+                f"order of plans, predicted and measured: {row['workload']} devices",
+                "not asked",
+                text,
+                None,
+                why,
+            )
+        )
     return found
 
 
@@ -101,8 +119,16 @@ def _signs(signs: Mapping[str, Any]) -> list[Row]:
     if not signs["changes"]:
         return []
     counts = f"{signs['right']} right, {signs['wrong']} wrong, {signs['within_noise']} within the noise"
-    return [Row("changes", "signs of changes of a step's time", "not asked", counts, None, "noise: two standard errors "
-                "of the ratio")]  # fmt: skip
+    return [
+        Row(
+            "changes",
+            "signs of changes of a step's time",
+            "not asked",
+            counts,
+            None,
+            "noise: two standard errors of the ratio",
+        )
+    ]
 
 
 def _error_rows(errors: Mapping[str, Any]) -> list[list[str]]:

@@ -49,9 +49,12 @@ def model_a() -> dict[str, Any]:
     for what, machine, overrides in (
         ("as the machine file says: 6.25 GB/s of network a GPU (DGX-1), float32", v100, ()),
         ("a network of 100 Gb/s a GPU", fast, ()),
-        ("also products on tensor cores in half precision, and vectors in half precision", half,
-         ("compute_dtype=bfloat16", "embedding.exchange.forward=bfloat16", "embedding.exchange.backward=bfloat16")),
-    ):  # fmt: skip
+        (
+            "also products on tensor cores in half precision, and vectors in half precision",
+            half,
+            ("compute_dtype=bfloat16", "embedding.exchange.forward=bfloat16", "embedding.exchange.backward=bfloat16"),
+        ),
+    ):
         own = settings.override(config, list(overrides))
         own = own.for_rows(int(source.row_counts("train").sum()))
         asked = question(own, source, machine)
@@ -62,13 +65,15 @@ def model_a() -> dict[str, Any]:
             rows.append({"what": what, "step_ms": None})
             continue
         prediction = found.prediction
-        rows.append({
-            "what": what,
-            "step_ms": prediction.step_us / 1e3,
-            "samples_per_s": prediction.samples_per_s,
-            "exposed_share": prediction.exposed_us / prediction.step_us,
-            "ratio": prediction.samples_per_s / MODEL_A["samples_per_s"],
-        })  # fmt: skip
+        rows.append(
+            {
+                "what": what,
+                "step_ms": prediction.step_us / 1e3,
+                "samples_per_s": prediction.samples_per_s,
+                "exposed_share": prediction.exposed_us / prediction.step_us,
+                "ratio": prediction.samples_per_s / MODEL_A["samples_per_s"],
+            }
+        )
     return {"published": MODEL_A, "assumptions": list(ASSUMPTIONS), "mflop_per_sample": mflop, "rows": rows}
 
 
@@ -87,10 +92,26 @@ def rows(figure: str, found: Sequence[dict[str, Any]]) -> list[Row]:
             compared.append(Row(figure, "samples/s", f"{speed:,.0f}", "no plan fits", False, assumed))
             continue
         waits, fast = row["exposed_share"], row["samples_per_s"]
-        compared.append(Row(figure, "communication that nothing hides, of a step", f"about {share:.0%}",
-                            f"{waits:.0%} (predicted)", abs(waits / share - 1) <= 0.25, assumed))  # fmt: skip
-        compared.append(Row(figure, "samples/s", f"{speed:,.0f}", f"{fast:,.0f} (predicted)",
-                            abs(fast / speed - 1) <= 0.25, "likewise"))  # fmt: skip
+        compared.append(
+            Row(
+                figure,
+                "communication that nothing hides, of a step",
+                f"about {share:.0%}",
+                f"{waits:.0%} (predicted)",
+                abs(waits / share - 1) <= 0.25,
+                assumed,
+            )
+        )
+        compared.append(
+            Row(
+                figure,
+                "samples/s",
+                f"{speed:,.0f}",
+                f"{fast:,.0f} (predicted)",
+                abs(fast / speed - 1) <= 0.25,
+                "likewise",
+            )
+        )
     return compared
 
 

@@ -128,10 +128,17 @@ def study(
     configs = [one for one in found if one.kind == "config"]
     result: dict[str, Any] = {
         "about": {
-            "machine": known.name, "measured_machine": known.measured, "calibration": known.where, "seed": seed,
-            "complete": complete, "cases": len(all_cases), "done": len(found), "caveat": caveat,
+            "machine": known.name,
+            "measured_machine": known.measured,
+            "calibration": known.where,
+            "seed": seed,
+            "complete": complete,
+            "cases": len(all_cases),
+            "done": len(found),
+            "caveat": caveat,
             "slower": [one["slower"] for case in found for one in case.passes if "slower" in one],
-            "device": device.device_kind, "cores": os.cpu_count(),
+            "device": device.device_kind,
+            "cores": os.cpu_count(),
             "versions": {"python": platform.python_version(), "jax": jax.__version__},
         },
         "errors": analysis.errors(configs),
@@ -141,7 +148,7 @@ def study(
         "refused": refused,
         "published": None,
         "lin": published.LIN,
-    }  # fmt: skip
+    }
     if with_published:
         tell("predicting published figures")
         result["published"] = published.model_a()
@@ -149,9 +156,15 @@ def study(
 
 
 def run(
-    kept: Finished, cases: Sequence[Case], machine: Machine, passes: int, seconds: float, minutes: float,
-    tell: Callable[[str], None], references: References | None,
-) -> bool:  # fmt: skip
+    kept: Finished,
+    cases: Sequence[Case],
+    machine: Machine,
+    passes: int,
+    seconds: float,
+    minutes: float,
+    tell: Callable[[str], None],
+    references: References | None,
+) -> bool:
     """Runs the rest of a campaign: in every pass each config, then what is compared with each other by turns.
 
     Args:

@@ -13,16 +13,34 @@ from recjax.utils import plots
 def pictures(result: dict[str, Any]) -> list[Picture]:
     """Draws the presence of items, bytes and, where they were measured, times."""
     with plots.literal():
-        made = [Picture("presence.png", "Items by the number of batches that they are in, and the look-ups that the "
-                        "most present ones take.", _presence(result)),
-                Picture("bytes.png", "Bytes that a device sends for the tables in a step.",
-                        _arms(result, "bytes sent a step, MiB", lambda of: of["bytes"]["padded"] / 2**20))]  # fmt: skip
+        made = [
+            Picture(
+                "presence.png",
+                "Items by the number of batches that they are in, and the look-ups that the most present ones take.",
+                _presence(result),
+            ),
+            Picture(
+                "bytes.png",
+                "Bytes that a device sends for the tables in a step.",
+                _arms(result, "bytes sent a step, MiB", lambda of: of["bytes"]["padded"] / 2**20),
+            ),
+        ]
         if result["copies"]:
-            made.append(Picture("copies.png", "Bytes of hot rows with a copy on every device and on every host, of a "
-                                "device.", _copies(result)))  # fmt: skip
+            made.append(
+                Picture(
+                    "copies.png",
+                    "Bytes of hot rows with a copy on every device and on every host, of a device.",
+                    _copies(result),
+                )
+            )
         if "times" in result["arms"][0]:
-            made.append(Picture("cpu.png", "CPU time of a step, routing included.",
-                                _arms(result, "CPU time of a step, ms", lambda of: of["times"]["cpu_ms"])))  # fmt: skip
+            made.append(
+                Picture(
+                    "cpu.png",
+                    "CPU time of a step, routing included.",
+                    _arms(result, "CPU time of a step, ms", lambda of: of["times"]["cpu_ms"]),
+                )
+            )
     return made
 
 

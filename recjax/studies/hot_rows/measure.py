@@ -182,9 +182,14 @@ def by_turns(contestants: Sequence[Contestant], rounds: int, steps: int) -> list
         low, high = np.quantile(times_Rx3[:, 1], [0.25, 0.75])
         apart = float(np.median(times_Rx3[:, 1] - times_Rx3[:, 0]))
         results.append(
-            {"route_cpu_ms": float(route), "step_cpu_ms": apart, "step_ms": float(wall), "cpu_ms": float(cpu),
-             "noise": float((high - low) / 2 / cpu)}
-        )  # fmt: skip
+            {
+                "route_cpu_ms": float(route),
+                "step_cpu_ms": apart,
+                "step_ms": float(wall),
+                "cpu_ms": float(cpu),
+                "noise": float((high - low) / 2 / cpu),
+            }
+        )
     return results
 
 

@@ -113,19 +113,26 @@ def verdict(arms: list[dict[str, Any]], chosen: int) -> dict[str, Any]:
     best = int(ratio_A[:-1].argmin())
     over = float(ratio_A[at] / ratio_A[best])
     return {
-        "ratios": ratio_A.tolist(), "low": low_A.tolist(), "high": high_A.tolist(), "band": band,
-        "best": arms[best]["rows"], "chosen_over_best": over, "near": over <= 1 + NEAR,
+        "ratios": ratio_A.tolist(),
+        "low": low_A.tolist(),
+        "high": high_A.tolist(),
+        "band": band,
+        "best": arms[best]["rows"],
+        "chosen_over_best": over,
+        "near": over <= 1 + NEAR,
         "slower": bool(ratio_A[at] > 1 + band),
-    }  # fmt: skip
+    }
 
 
 def report(result: Mapping[str, Any], about: Mapping[str, Any]) -> Report:
     """The report of `sweep`; `about` is of `report.provenance`."""
     own = result["about"]
     run = f"{own['model']} on {own['data']}, batches of {own['batch_size']:,}, D={own['dim']}"
-    notes = ("Wall time of a training step, the next batch being routed meanwhile, of equal batches by turns; medians "
-             "over rounds, and over the step without hot rows in the same round, with the middle half. The last line "
-             "is measured like the first: its distance is that of the clock.",)  # fmt: skip
+    notes = (
+        "Wall time of a training step, the next batch being routed meanwhile, of equal batches by turns; medians "
+        "over rounds, and over the step without hot rows in the same round, with the middle half. The last line "
+        "is measured like the first: its distance is that of the clock.",
+    )
     return Report(
         "hot_rows_choice",
         f"The number of hot rows that is chosen, and others: {run}",
@@ -144,10 +151,15 @@ def _rows(line: Mapping[str, Any]) -> list[Row]:
     found, on = line["verdict"], f"{line['devices']} device(s)"
     chosen = line["choice"]["rows"]
     return [
-        Row("choice", f"step with the chosen number over the shortest one, {on}", "not stated",
-            f"{found['chosen_over_best']:.3f} ({chosen:,} chosen, {found['best']:,} shortest)", None,
-            f"{'at most' if found['near'] else 'more than'} {1 + NEAR:.2f}; band of the clock {found['band']:.1%}"),
-    ]  # fmt: skip
+        Row(
+            "choice",
+            f"step with the chosen number over the shortest one, {on}",
+            "not stated",
+            f"{found['chosen_over_best']:.3f} ({chosen:,} chosen, {found['best']:,} shortest)",
+            None,
+            f"{'at most' if found['near'] else 'more than'} {1 + NEAR:.2f}; band of the clock {found['band']:.1%}",
+        ),
+    ]
 
 
 def _table(line: Mapping[str, Any]) -> Table:
@@ -158,7 +170,15 @@ def _table(line: Mapping[str, Any]) -> Table:
     for n, arm in enumerate(line["arms"]):
         predicted = "" if arm["predicted_us"] is None else f"{arm['predicted_us']:,.0f}"
         mark = " <-" if arm["rows"] == line["choice"]["rows"] and n + 1 < len(line["arms"]) else ""
-        rows.append([arm["label"], f"{arm['covered']:.1%}", f"{np.median(arm['ms']):.2f}", f"{found['ratios'][n]:.3f}",
-                     f"{found['low'][n]:.3f} to {found['high'][n]:.3f}", f"{np.median(arm['cpu_ms']):.1f}",
-                     predicted + mark])  # fmt: skip
+        rows.append(
+            [
+                arm["label"],
+                f"{arm['covered']:.1%}",
+                f"{np.median(arm['ms']):.2f}",
+                f"{found['ratios'][n]:.3f}",
+                f"{found['low'][n]:.3f} to {found['high'][n]:.3f}",
+                f"{np.median(arm['cpu_ms']):.1f}",
+                predicted + mark,
+            ]
+        )
     return Table(f"band of the clock {found['band']:.1%}", rows)

@@ -33,8 +33,11 @@ def pictures(found: dict[str, Any]) -> list[Picture]:
         "transport.png": (_transport, "transport", "TCP's window and the switch's buffer"),
     }
     with literal():
-        return [Picture(name, f"{text[0].upper()}{text[1:]}.", png(drawing(found)))
-                for name, (drawing, experiment, text) in drawings.items() if experiment in found]  # fmt: skip
+        return [
+            Picture(name, f"{text[0].upper()}{text[1:]}.", png(drawing(found)))
+            for name, (drawing, experiment, text) in drawings.items()
+            if experiment in found
+        ]
 
 
 def _ms(rows: Sequence[dict[str, Any]], key: str = "time_ns") -> np.ndarray:
@@ -53,8 +56,10 @@ def _grouped(panel: Any, groups: dict[str, Any]) -> list[Any]:
     """Bars side by side, one of each group at every place; returns those of each group."""
     one = 0.8 / len(groups)
     places = [np.arange(len(heights)) + (i - (len(groups) - 1) / 2) * one for i, heights in enumerate(groups.values())]
-    return [panel.bar(at, heights, one, label=name, color=colour)
-            for at, (name, heights), colour in zip(places, groups.items(), PALETTE, strict=False)]  # fmt: skip
+    return [
+        panel.bar(at, heights, one, label=name, color=colour)
+        for at, (name, heights), colour in zip(places, groups.items(), PALETTE, strict=False)
+    ]
 
 
 def _systems(found: dict[str, Any]) -> Any:
@@ -63,8 +68,14 @@ def _systems(found: dict[str, Any]) -> Any:
         rows = [row for row in found["systems"] if row["all_reduce"] == all_reduce]
         compute, exposed = _ms(rows, "compute_ns"), _ms(rows, "exposed_communication_ns")
         panel.bar(range(len(rows)), compute, color=COLOURS["compute"], label="computation", width=0.7)
-        panel.bar(range(len(rows)), exposed, bottom=compute, color=COLOURS["exposed"], label="exposed communication",
-                  width=0.7)  # fmt: skip
+        panel.bar(
+            range(len(rows)),
+            exposed,
+            bottom=compute,
+            color=COLOURS["exposed"],
+            label="exposed communication",
+            width=0.7,
+        )
         for i, (a, b) in enumerate(zip(compute, exposed, strict=True)):
             panel.text(i, a + b, f"{a + b:.1f} ms\n{b / (a + b):.0%} exposed", ha="center", va="bottom", fontsize=8)
         _bars(panel, [row["system"] for row in rows], f"two iterations, {NAMES[all_reduce]}")
@@ -79,8 +90,10 @@ def _layers(found: dict[str, Any]) -> Any:
     rows = [row for row in found["systems"] if row["all_reduce"] == DIRECT]
     names = [layer["layer"] for layer in rows[0]["layers"]]
     raw, exposed = drawn.subplots(2, 1, sharex=True)
-    latency = {row["system"]: [sum(c["raw_latency_ns"] for c in layer["collectives"]) / 1e6 for layer in row["layers"]]
-               for row in rows}  # fmt: skip
+    latency = {
+        row["system"]: [sum(c["raw_latency_ns"] for c in layer["collectives"]) / 1e6 for layer in row["layers"]]
+        for row in rows
+    }
     _grouped(raw, latency)
     _grouped(exposed, {row["system"]: [layer["exposed_ns"] / 1e6 for layer in row["layers"]] for row in rows})
     _bars(raw, names, "raw latency of a layer's collectives, two iterations, direct all-reduce", 30)
@@ -168,10 +181,20 @@ def _lone_all_reduce(found: dict[str, Any]) -> Any:
         chunks = f"{row['chunks']} chunk{'s' if row['chunks'] > 1 else ''}"
         groups.setdefault(f"{NAMES[row['all_reduce']]}, {chunks}", []).append(row)
     size = "size of the all-reduce"
-    _curves(times, {name: {r["bytes"] / 2**20: r["time_ns"] / 1e6 for r in rows} for name, rows in groups.items()},
-            size, "with congestion, ms", 2)  # fmt: skip
-    _curves(over, {name: {r["bytes"] / 2**20: r["ratio"] for r in rows} for name, rows in groups.items()},
-            size, "time over the analytical one", 2)  # fmt: skip
+    _curves(
+        times,
+        {name: {r["bytes"] / 2**20: r["time_ns"] / 1e6 for r in rows} for name, rows in groups.items()},
+        size,
+        "with congestion, ms",
+        2,
+    )
+    _curves(
+        over,
+        {name: {r["bytes"] / 2**20: r["ratio"] for r in rows} for name, rows in groups.items()},
+        size,
+        "time over the analytical one",
+        2,
+    )
     sizes = sorted({row["bytes"] for row in found["lone_all_reduce"]})[::4]
     for panel in (times, over):
         panel.set_xticks([size / 2**20 for size in sizes], [size_text(size).replace(".0", "") for size in sizes])
@@ -188,11 +211,14 @@ def _transport(found: dict[str, Any]) -> Any:
     alone = found["transport"]["alone"]
     tree = [row for row in found["transport"]["iterations"] if row["all_reduce"] == TREE]
     for panel, rows, title in (
-        (panels[0], [row for row in alone if row["what"] == "all_reduce"], "an all-reduce of 8 MiB alone, double "
-         "binary tree"),
+        (
+            panels[0],
+            [row for row in alone if row["what"] == "all_reduce"],
+            "an all-reduce of 8 MiB alone, double binary tree",
+        ),
         (panels[1], [row for row in alone if row["what"] == "many_to_one"], "1 MiB from every rank to one"),
         (panels[2], tree, "two iterations, double binary tree"),
-    ):  # fmt: skip
+    ):
         systems = list(dict.fromkeys(row["system"] for row in rows))
         ways: dict[str, list[dict[str, Any]]] = {_way(row): [] for row in (*alone, *tree)}
         for row in rows:

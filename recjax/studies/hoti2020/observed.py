@@ -17,8 +17,10 @@ _FLAT = ("Flat100G", "Flat800G")
 _QUESTION = "studied; no number is known here"
 _DIFFER = "flat and hierarchical systems differ in sensitivity"
 _COMPARED_NS = 1_344_177  # of 128 ranks for 8 MiB in one chunk, which was compared with the public simulator
-_AGREES = ("the public simulator's analytical model says the same as ours: it takes 1,343,955 ns with congestion for 8 "
-           "MiB in one chunk, ours 1,344,177")  # fmt: skip
+_AGREES = (
+    "the public simulator's analytical model says the same as ours: it takes 1,343,955 ns with congestion for 8 "
+    "MiB in one chunk, ours 1,344,177"
+)
 
 
 def rows(found: Mapping[str, Any]) -> list[Row]:
@@ -48,9 +50,17 @@ def _systems(of: Sequence[Mapping[str, Any]]) -> list[Row]:
         ratio = _spread(times)
         text = f"{ratio:.2f}x: " + ", ".join(f"{name} {time_text(time)}" for name, time in times.items())
         computing = own[0]["compute_ns"] / min(times.values())
-        found.append(Row("systems", f"two iterations, slowest over fastest system ({NAMES[all_reduce]})", "3x", text,
-                         abs(ratio - 3) <= 0.75, "it hangs on the FLOP/s that are reached, see below: computing is "
-                         f"{computing:.0%} of the fastest system's time"))  # fmt: skip
+        found.append(
+            Row(
+                "systems",
+                f"two iterations, slowest over fastest system ({NAMES[all_reduce]})",
+                "3x",
+                text,
+                abs(ratio - 3) <= 0.75,
+                "it hangs on the FLOP/s that are reached, see below: computing is "
+                f"{computing:.0%} of the fastest system's time",
+            )
+        )
     return found
 
 
@@ -108,9 +118,16 @@ def _in_flight(of: Sequence[Mapping[str, Any]]) -> list[Row]:
     fifo = _by_system([row for row in of if row["scheduling"] == "fifo"], "in_flight")
     both = {(name, n): fifo[name][n] / lifo[name][n] for name in fifo for n in fifo[name]}
     text = ", ".join(f"{name} ({n}) {ratio:.3f}" for (name, n), ratio in both.items())
-    orders = Row("scheduling", "FIFO's time over LIFO's, chunks in flight in brackets", _QUESTION, text, None,
-                 "the gradients of the last layer are needed last" if min(both.values()) >= 1 else "LIFO is not faster "
-                 "everywhere")  # fmt: skip
+    orders = Row(
+        "scheduling",
+        "FIFO's time over LIFO's, chunks in flight in brackets",
+        _QUESTION,
+        text,
+        None,
+        "the gradients of the last layer are needed last"
+        if min(both.values()) >= 1
+        else "LIFO is not faster everywhere",
+    )
     return [orders, _optimum("chunks in flight", lifo, "more of them under way fill the links, and wait longer")]
 
 
@@ -118,15 +135,29 @@ def _optimum(what: str, times: Mapping[str, Mapping[Any, float]], why: str) -> R
     """Returns whether in some system neither the least nor the largest number is the best."""
     best = {name: min(of, key=lambda n: (of[n], n)) for name, of in times.items()}
     inner = [name for name, of in times.items() if of[best[name]] < 0.999 * min(of[min(of)], of[max(of)])]
-    text = "; ".join(f"{name} best at {best[name]} ({of[min(of)] / of[best[name]]:.3f}x at {min(of)}, "
-                     f"{of[max(of)] / of[best[name]]:.3f}x at {max(of)})" for name, of in times.items())  # fmt: skip
-    return Row(what, "optimum in between", "an optimum between utilised links and queueing", text, bool(inner),
-               f"{why}; {'in ' + ', '.join(inner) if inner else 'nowhere by 0.1% or more'}")  # fmt: skip
+    text = "; ".join(
+        f"{name} best at {best[name]} ({of[min(of)] / of[best[name]]:.3f}x at {min(of)}, "
+        f"{of[max(of)] / of[best[name]]:.3f}x at {max(of)})"
+        for name, of in times.items()
+    )
+    return Row(
+        what,
+        "optimum in between",
+        "an optimum between utilised links and queueing",
+        text,
+        bool(inner),
+        f"{why}; {'in ' + ', '.join(inner) if inner else 'nowhere by 0.1% or more'}",
+    )
 
 
 def _chunk_counts(of: Sequence[Mapping[str, Any]]) -> list[Row]:
-    return [_optimum("chunks", _by_system(of, "chunks"),
-                     "chunks fill both hops of a switch, and each pays its copies, of 1 us here")]  # fmt: skip
+    return [
+        _optimum(
+            "chunks",
+            _by_system(of, "chunks"),
+            "chunks fill both hops of a switch, and each pays its copies, of 1 us here",
+        )
+    ]
 
 
 def _copies(of: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -141,8 +172,16 @@ def _copies(of: Sequence[Mapping[str, Any]]) -> list[Row]:
         why = "with their algorithm: a tree across all GPUs pays a copy at each of its 14 steps"
         if all_reduce == DIRECT:
             why = "direct has 2 steps on a flat system, and a hierarchical one more"
-        found.append(Row("memory copies", f"100 us against 0.01 us ({NAMES[all_reduce]})",
-                         "flat systems are more sensitive", text, same, why))  # fmt: skip
+        found.append(
+            Row(
+                "memory copies",
+                f"100 us against 0.01 us ({NAMES[all_reduce]})",
+                "flat systems are more sensitive",
+                text,
+                same,
+                why,
+            )
+        )
     return found
 
 
@@ -158,18 +197,39 @@ def _transport(of: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Row]:
     for row in of["alone"]:
         if row["window_bytes"] == 5e5 and row["what"] == "many_to_one":
             times.setdefault(row["system"], {})[row["buffer_bytes"]] = (row["time_ns"], row["lost_segments"])
-    text = ", ".join(f"{name} {t[64e6][0] / t[1e9][0]:.2f}x and {t[16e6][0] / t[1e9][0]:.2f}x "
-                     f"({t[64e6][1]:,} and {t[16e6][1]:,} lost)" for name, t in times.items())  # fmt: skip
+    text = ", ".join(
+        f"{name} {t[64e6][0] / t[1e9][0]:.2f}x and {t[16e6][0] / t[1e9][0]:.2f}x "
+        f"({t[64e6][1]:,} and {t[16e6][1]:,} lost)"
+        for name, t in times.items()
+    )
     slower = {name: max(t[16e6][0], t[64e6][0]) / t[1e9][0] for name, t in times.items()}
-    found.append(Row("switch buffer", "64 and 16 MB against 1 GB, 1 MiB from every GPU to one", _DIFFER, text,
-                     _differ(slower), "in a flat system all connections share one buffer; in a hierarchical one a "
-                     "switch has fewer ports"))  # fmt: skip
-    alone = {(r["system"], r["window_bytes"]): r["time_ns"] for r in of["alone"]
-             if r["what"] == "all_reduce" and r["buffer_bytes"] == 1e9}  # fmt: skip
+    found.append(
+        Row(
+            "switch buffer",
+            "64 and 16 MB against 1 GB, 1 MiB from every GPU to one",
+            _DIFFER,
+            text,
+            _differ(slower),
+            "in a flat system all connections share one buffer; in a hierarchical one a switch has fewer ports",
+        )
+    )
+    alone = {
+        (r["system"], r["window_bytes"]): r["time_ns"]
+        for r in of["alone"]
+        if r["what"] == "all_reduce" and r["buffer_bytes"] == 1e9
+    }
     windows = {name: alone[name, 1e5] / alone[name, 5e5] for name, window in alone if window == 5e5}
     text = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in windows.items())
-    found.append(Row("TCP window", "0.1 MB against 0.5 MB, a lone all-reduce of 8 MiB (double binary tree)", _QUESTION,
-                     text, None, "a window below bandwidth times round trip bounds the rate"))  # fmt: skip
+    found.append(
+        Row(
+            "TCP window",
+            "0.1 MB against 0.5 MB, a lone all-reduce of 8 MiB (double binary tree)",
+            _QUESTION,
+            text,
+            None,
+            "a window below bandwidth times round trip bounds the rate",
+        )
+    )
     for all_reduce in (TREE, DIRECT):
         own = [row for row in of["iterations"] if row["all_reduce"] == all_reduce]
         wide = _by_system([row for row in own if row["buffer_bytes"] != 64e6], "window_bytes")
@@ -177,18 +237,30 @@ def _transport(of: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Row]:
         why = "a chunk between two neighbours of a tree is as long as a window or longer"
         if all_reduce == DIRECT:
             why = "a connection of the direct algorithm has less than a window to send"
-        found.append(Row("TCP window", f"0.1 MB against 0.5 MB, two iterations ({NAMES[all_reduce]})", _QUESTION, text,
-                         None, why))  # fmt: skip
+        found.append(
+            Row(
+                "TCP window", f"0.1 MB against 0.5 MB, two iterations ({NAMES[all_reduce]})", _QUESTION, text, None, why
+            )
+        )
         small = {row["system"]: row for row in own if row["buffer_bytes"] == 64e6}
         slower = {name: row["time_ns"] / wide[name][5e5] for name, row in small.items()}
-        text = ", ".join(f"{name} {ratio:.3f}x ({small[name]['lost_segments']:,} lost)"
-                         for name, ratio in slower.items())  # fmt: skip
+        text = ", ".join(
+            f"{name} {ratio:.3f}x ({small[name]['lost_segments']:,} lost)" for name, ratio in slower.items()
+        )
         lost = any(row["lost_segments"] for row in small.values())
         why = "all ports are served evenly, and no queue is as long"
         if lost:
             why = "what is lost waits for a timeout; a switch of all GPUs holds the queues of all ports in one buffer"
-        found.append(Row("switch buffer", f"64 MB against 1 GB, two iterations ({NAMES[all_reduce]})", _DIFFER, text,
-                         _differ(slower), why))  # fmt: skip
+        found.append(
+            Row(
+                "switch buffer",
+                f"64 MB against 1 GB, two iterations ({NAMES[all_reduce]})",
+                _DIFFER,
+                text,
+                _differ(slower),
+                why,
+            )
+        )
     return found
 
 

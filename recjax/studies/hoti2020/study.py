@@ -137,8 +137,9 @@ class Runs:
 
 def _name(how: dict[str, Any]) -> str:
     """Options as a text; equal ones have equal texts."""
-    return ", ".join(f"{key}={dataclasses.astuple(of) if key == 'tcp' and of else of}"
-                     for key, of in sorted(how.items()))  # fmt: skip
+    return ", ".join(
+        f"{key}={dataclasses.astuple(of) if key == 'tcp' and of else of}" for key, of in sorted(how.items())
+    )
 
 
 def _systems(runs: Runs) -> list[dict[str, Any]]:
@@ -209,8 +210,17 @@ def _lone_all_reduce(runs: Runs) -> list[dict[str, Any]]:
                 aware, blind = (
                     runs.alone(setting, one, all_reduce, congestion=c, **how)["time_ns"] for c in (True, False)
                 )
-                rows.append({"system": setting.name, "all_reduce": all_reduce, "chunks": count, "bytes": size,
-                             "time_ns": aware, "analytical_ns": blind, "ratio": aware / blind})  # fmt: skip
+                rows.append(
+                    {
+                        "system": setting.name,
+                        "all_reduce": all_reduce,
+                        "chunks": count,
+                        "bytes": size,
+                        "time_ns": aware,
+                        "analytical_ns": blind,
+                        "ratio": aware / blind,
+                    }
+                )
     return rows
 
 
@@ -255,9 +265,13 @@ EXPERIMENTS: dict[str, Callable[[Runs], Any]] = {
 
 
 def run(
-    out: Path, ranks: int = 128, chunks: int = 32, full: bool = False, names: Sequence[str] = tuple(EXPERIMENTS),
+    out: Path,
+    ranks: int = 128,
+    chunks: int = 32,
+    full: bool = False,
+    names: Sequence[str] = tuple(EXPERIMENTS),
     say: Callable[[str], None] = print,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Experiments of the study; what is done already is not done again.
 
     Args:

@@ -129,8 +129,9 @@ def _training(curves: Curves) -> list[Row]:
             figure, nodes, measure, plain = ("figure 6", "two nodes", "own_train_accuracy", PARTED)
         test = measure.replace("train_", "")
         quantity = f"the same with the {arm['interaction']} interaction, {nodes}"
-        why = (f"on the test split {curves.last(name, test).text()}, with the other one "
-               f"{curves.last(plain, test).text()}")  # fmt: skip
+        why = (
+            f"on the test split {curves.last(name, test).text()}, with the other one {curves.last(plain, test).text()}"
+        )
         rows.append(_unstated(figure, quantity, curves.last(name, measure).text(), why))
     for name, measure, what in (
         (PARTED, "own_accuracy", "the nodes' own tables, data partitioned"),

@@ -33,7 +33,7 @@ PARTS = {
         "pooled_exchange",
         "pooled_grad_exchange",
         "route",
-    ),  # fmt: skip
+    ),
     "optimizer": ("dense_update", "sparse_update"),
 }
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")

@@ -75,10 +75,13 @@ def of_trainings(result: Mapping[str, Any]) -> list[Picture]:
         called, usual = f"{turned_to} interaction", f"{'cat' if turned_to == 'dot' else 'dot'} interaction"
         both = [(one, other[0], ""), (fixed, other[1], "own_")]
         pairs: list[list[Line]] = [
-            [(name, own + measure, f"{what}, {shown}") for name, what in ((arm, usual), (turned, called))
-             for measure, shown in (("train_accuracy", "in training"), ("accuracy", "test"))]
+            [
+                (name, own + measure, f"{what}, {shown}")
+                for name, what in ((arm, usual), (turned, called))
+                for measure, shown in (("train_accuracy", "in training"), ("accuracy", "test"))
+            ]
             for arm, turned, own in both
-        ]  # fmt: skip
+        ]
         text = f"Figures 5 and 6 again, with DLRM's {called} beside."
         panels = [("accuracy", lines) for lines in pairs]
         made.insert(2, _lines(curves, "interaction", panels, text, ("one node", "two nodes")))
@@ -176,8 +179,15 @@ def _distribution(series: Sequence[Mapping[str, Any]]) -> Picture:
         top = max(float(np.percentile(of["ms"], 95)) for of in series)
         for i, of in enumerate(series):
             share = 100 * np.arange(1, len(of["ms"]) + 1) / len(of["ms"])
-            axis.step(np.sort(of["ms"]), share, _STYLES[i % 4], where="post", color=plots.PALETTE[i], lw=1.4,
-                      label=_called(of))  # fmt: skip
+            axis.step(
+                np.sort(of["ms"]),
+                share,
+                _STYLES[i % 4],
+                where="post",
+                color=plots.PALETTE[i],
+                lw=1.4,
+                label=_called(of),
+            )
         axis.set(xlim=(0, top), ylim=(0, 101), xlabel="ms of an iteration", ylabel="iterations that take no longer, %")
         plots.legend_below(axis, 1)
         return Picture("distribution.png", "Figures 11 and 12: how iterations' times are spread.", plots.png(figure))

@@ -257,8 +257,14 @@ def _times(
                 )
                 return cost.time_parts(trainer, options.timed)
 
-            yield {"varied": varied, "groups": groups, "dim": columns, "batch": size, "sync": sync,
-                   "ms": get(name, look)}  # fmt: skip
+            yield {
+                "varied": varied,
+                "groups": groups,
+                "dim": columns,
+                "batch": size,
+                "sync": sync,
+                "ms": get(name, look),
+            }
 
 
 def _sized(config: RunConfig, dim: int) -> RunConfig:

@@ -28,9 +28,14 @@ _ASSUMPTIONS = (
 def report(result: dict[str, Any], about: dict[str, Any]) -> Report:
     """Returns the report of `study.study`."""
     return Report(
-        "sdm", "Inference from disk", SOURCE, about, rows(result), _ASSUMPTIONS,
+        "sdm",
+        "Inference from disk",
+        SOURCE,
+        about,
+        rows(result),
+        _ASSUMPTIONS,
         [_sweep(result), _units(result), _pooled(result), _power(result)],
-    )  # fmt: skip
+    )
 
 
 def rows(result: dict[str, Any]) -> list[Row]:
@@ -88,17 +93,35 @@ def rows(result: dict[str, Any]) -> list[Row]:
 
 def _sweep(result: dict[str, Any]) -> Section:
     bounds, lines = result["bounds"], result["sweep"]
-    head = ("cache", "memory saved", "hits", "offline curve", "requests/s", "CPU ms", "bound", f"rate ({LOADED:.0%})",
-            "p50 ms", "p95 ms", "p99 ms")  # fmt: skip
+    head = (
+        "cache",
+        "memory saved",
+        "hits",
+        "offline curve",
+        "requests/s",
+        "CPU ms",
+        "bound",
+        f"rate ({LOADED:.0%})",
+        "p50 ms",
+        "p95 ms",
+        "p99 ms",
+    )
     table: Lines = [head]
     for line in lines:
         seen = line["open"]
-        table.append((
-            percent(line["share"], 0), percent(line["dram_saved"], 0), percent(line["hit_rate"]),
-            percent(line["offline_hit_rate"]), f"{line['closed_qps']:.0f}", f"{line['cpu_ms']:.2f}",
-            f"{line['bound_qps']:.0f}", f"{seen['qps']:.0f}", 
-            *(f"{seen[name]:.1f}" for name in ("p50_ms", "p95_ms", "p99_ms")),
-        ))  # fmt: skip
+        table.append(
+            (
+                percent(line["share"], 0),
+                percent(line["dram_saved"], 0),
+                percent(line["hit_rate"]),
+                percent(line["offline_hit_rate"]),
+                f"{line['closed_qps']:.0f}",
+                f"{line['cpu_ms']:.2f}",
+                f"{line['bound_qps']:.0f}",
+                f"{seen['qps']:.0f}",
+                *(f"{seen[name]:.1f}" for name in ("p50_ms", "p95_ms", "p99_ms")),
+            )
+        )
     iops = ", ".join(f"{rate:,.0f}/s of {unit} bytes" for unit, rate in bounds["iops"].items())
     notes = (
         f"Random reads: {iops}. With all rows in the cache {bounds['cached_qps']:.0f} requests/s, {TOGETHER} at a "
@@ -135,22 +158,45 @@ def _units(result: dict[str, Any]) -> Section:
 
 
 def _pooled(result: dict[str, Any]) -> Section:
-    table: Lines = [("rows", "bags", "rows found", "bags found", "rows read a request", "requests/s", "CPU ms", "rate",
-                     "p50 ms", "p99 ms")]  # fmt: skip
+    table: Lines = [
+        (
+            "rows",
+            "bags",
+            "rows found",
+            "bags found",
+            "rows read a request",
+            "requests/s",
+            "CPU ms",
+            "rate",
+            "p50 ms",
+            "p99 ms",
+        )
+    ]
     for line in result["pooled"]:
         bags = line["bag_hit_rate"]
-        table.append((
-            percent(line["share"], 0), percent(line["pooled_share"], 0), percent(line["hit_rate"]),
-            percent(bags), f"{line['misses_per_request']:.1f}", *_speed(line),
-        ))  # fmt: skip
+        table.append(
+            (
+                percent(line["share"], 0),
+                percent(line["pooled_share"], 0),
+                percent(line["hit_rate"]),
+                percent(bags),
+                f"{line['misses_per_request']:.1f}",
+                *_speed(line),
+            )
+        )
     note = "Memory of both caches as shares of the tables; the first two lines take the same, the third twice that."
     return Section("Bags from a cache", (note,), [Table("", table)])
 
 
 def _speed(line: dict[str, Any]) -> tuple[str, ...]:
     seen = line["open"]
-    return (f"{line['closed_qps']:.0f}", f"{line['cpu_ms']:.2f}", f"{seen['qps']:.0f}", f"{seen['p50_ms']:.1f}",
-            f"{seen['p99_ms']:.1f}")  # fmt: skip
+    return (
+        f"{line['closed_qps']:.0f}",
+        f"{line['cpu_ms']:.2f}",
+        f"{seen['qps']:.0f}",
+        f"{seen['p50_ms']:.1f}",
+        f"{seen['p99_ms']:.1f}",
+    )
 
 
 def _power(result: dict[str, Any]) -> Section:

@@ -57,8 +57,13 @@ def power(host: Host, qps: float) -> dict[str, Any]:
 def saved(scenario: Scenario) -> dict[str, Any]:
     """Both ways of a scenario, and the share of power that the second one saves."""
     without, with_ = power(scenario.without, scenario.qps), power(scenario.with_, scenario.qps)
-    return {"name": scenario.name, "qps": scenario.qps, "without": without, "with": with_,
-            "saved": 1 - with_["power"] / without["power"]}  # fmt: skip
+    return {
+        "name": scenario.name,
+        "qps": scenario.qps,
+        "without": without,
+        "with": with_,
+        "saved": 1 - with_["power"] / without["power"],
+    }
 
 
 # The deployments of the paper, power in units of its largest host. M1: two sockets with all in memory, or one socket

@@ -46,23 +46,41 @@ def rows(result: dict[str, Any]) -> list[Row]:
         for kind, one in zip(("memory", "memory and disks"), _at(result["nodes"], model, most), strict=True):
             times, with_ = one["times"], one["with"]
             ours = f"{one['without']['nodes']} / {with_['nodes']} = {times:.1f}" if times else "not to be had"
-            found.append(Row(
-                "abstract", f"{model} with {kind}: times fewer nodes at {most:.2g} samples/s", "4 to 8",
-                ours, bool(times and PAPER[0] <= times <= PAPER[1]), _why(one),
-            ))  # fmt: skip
+            found.append(
+                Row(
+                    "abstract",
+                    f"{model} with {kind}: times fewer nodes at {most:.2g} samples/s",
+                    "4 to 8",
+                    ours,
+                    bool(times and PAPER[0] <= times <= PAPER[1]),
+                    _why(one),
+                )
+            )
     least = min(result["hits"], key=lambda one: one["share"])
     rules = least["rules"]
     lru, ahead, belady = (percent(rules[name]["counted"]) for name in ("LRU", "16 batches in sight", "Belady"))
-    found.append(Row(
-        "prefetching", f"hits, {least['share']:.0%} of the rows: LRU / 16 batches in sight / Belady", "not stated",
-        f"{lru} / {ahead} / {belady}", None, "what is read ahead is exact: no row is fetched that is not asked for",
-    ))  # fmt: skip
+    found.append(
+        Row(
+            "prefetching",
+            f"hits, {least['share']:.0%} of the rows: LRU / 16 batches in sight / Belady",
+            "not stated",
+            f"{lru} / {ahead} / {belady}",
+            None,
+            "what is read ahead is exact: no row is fetched that is not asked for",
+        )
+    )
     for one in result["times"]:
         if one["share"] == 0.8 and not one["disk"]:
-            found.append(Row(
-                "FBGEMM, H100", "step over one with all rows on the devices, 80% there", f"{_FBGEMM:.2f}",
-                f"{one['ratio']:.2f}", None, "another machine and model: ten tables of 26.8 million rows there",
-            ))  # fmt: skip
+            found.append(
+                Row(
+                    "FBGEMM, H100",
+                    "step over one with all rows on the devices, 80% there",
+                    f"{_FBGEMM:.2f}",
+                    f"{one['ratio']:.2f}",
+                    None,
+                    "another machine and model: ten tables of 26.8 million rows there",
+                )
+            )
     return found
 
 
@@ -97,10 +115,21 @@ def _picture(hits: list[dict[str, Any]]) -> Picture:
         plots.plain(axes, grid="both")
         for name, color, style, marker in zip(RULES, _COLORS, ("-", "--", "-.", ":"), plots.MARKERS, strict=False):
             some = [one for one in hits if one["rules"][name]["counted"] is not None]
-            axes.plot([100 * one["share"] for one in hits], [100 * one["rules"][name]["model"] for one in hits],
-                      style, color=color, linewidth=1)  # fmt: skip
-            axes.plot([100 * one["share"] for one in some], [100 * one["rules"][name]["counted"] for one in some],
-                      marker, color=color, markersize=5, label=name)  # fmt: skip
+            axes.plot(
+                [100 * one["share"] for one in hits],
+                [100 * one["rules"][name]["model"] for one in hits],
+                style,
+                color=color,
+                linewidth=1,
+            )
+            axes.plot(
+                [100 * one["share"] for one in some],
+                [100 * one["rules"][name]["counted"] for one in some],
+                marker,
+                color=color,
+                markersize=5,
+                label=name,
+            )
         axes.plot([], [], color="black", linewidth=1, label="lines: closed form; points: counted")
         axes.set(xlabel="rows that the cache holds, %", ylabel="hits, % of the rows that a step names")
         plots.legend_of_all(figure, axes, 3)
@@ -113,10 +142,19 @@ def _times(times: list[dict[str, Any]]) -> Section:
         ("rows on the devices", "ms", "ratio", "moves ms", "waits ms", "CPU ms", "hits", "misses", "disk reads")
     ]
     lines += [
-        (one["label"], f"{one['ms']:.1f}", f"{one['ratio']:.2f}", f"{one['admit_ms']:.1f}", f"{one['waited_ms']:.1f}",
-         f"{one['cpu_ms']:.1f}", f"{one['hits']:,.0f}", f"{one['misses']:,.0f}", f"{one['reads']:,.0f}")
+        (
+            one["label"],
+            f"{one['ms']:.1f}",
+            f"{one['ratio']:.2f}",
+            f"{one['admit_ms']:.1f}",
+            f"{one['waited_ms']:.1f}",
+            f"{one['cpu_ms']:.1f}",
+            f"{one['hits']:,.0f}",
+            f"{one['misses']:,.0f}",
+            f"{one['reads']:,.0f}",
+        )
         for one in times
-    ]  # fmt: skip
+    ]
     notes = (
         "By turns, medians over rounds; the ratio is to the step with all rows on the devices in the same round. On "
         "CPU devices are the cores of the host, and their memory is the host's: moves cost copies, and no link.",
@@ -132,11 +170,21 @@ def _times(times: list[dict[str, Any]]) -> Section:
         }
         for (label, (style, color)), marker, disk in zip(kinds.items(), plots.MARKERS, (False, True), strict=False):
             if some := [one for one in times if bool(one["disk"]) == disk and one["share"] < 1]:
-                axes.plot([100 * one["share"] for one in some], [one["ratio"] for one in some],
-                          color=color, linestyle=style, marker=marker, label=label)  # fmt: skip
+                axes.plot(
+                    [100 * one["share"] for one in some],
+                    [one["ratio"] for one in some],
+                    color=color,
+                    linestyle=style,
+                    marker=marker,
+                    label=label,
+                )
         highest = max(one["ratio"] for one in times)
-        axes.set(xlabel="rows on the devices, %", ylabel="time of a step / with all rows on the devices",
-                 xlim=(0, 103), ylim=(0, 1.15 * highest))  # fmt: skip
+        axes.set(
+            xlabel="rows on the devices, %",
+            ylabel="time of a step / with all rows on the devices",
+            xlim=(0, 103),
+            ylim=(0, 1.15 * highest),
+        )
         plots.legend_of_all(figure, axes)
         png = plots.png(figure)
     picture = Picture("times.png", "Time of a step over the share of the rows that are on the devices.", png)
@@ -146,17 +194,31 @@ def _times(times: list[dict[str, Any]]) -> Section:
 def _nodes(nodes: list[dict[str, Any]]) -> Section:
     lines: Lines = [("model", "rows", "samples/s", "nodes", "without", "with tiers", "bound by", "times fewer")]
     for one in nodes:
-        lines.append((
-            one["name"], f"{one['bytes'] / 1e12:.2f} TB", f"{one['samples_per_s']:,.0f}", one["node"]["name"],
-            f"{one['without']['nodes'] or '-'}", f"{one['with']['nodes'] or '-'}", one["with"]["bound_by"] or "-",
-            f"{one['times']:.1f}" if one["times"] else "-",
-        ))  # fmt: skip
+        lines.append(
+            (
+                one["name"],
+                f"{one['bytes'] / 1e12:.2f} TB",
+                f"{one['samples_per_s']:,.0f}",
+                one["node"]["name"],
+                f"{one['without']['nodes'] or '-'}",
+                f"{one['with']['nodes'] or '-'}",
+                one["with"]["bound_by"] or "-",
+                f"{one['times']:.1f}" if one["times"] else "-",
+            )
+        )
     inputs: Lines = [("node", "device GB", "GB/s", "link GB/s", "memory GB", "disk GB", "reads/s", "written GB/s")]
     inputs += [
-        (n.name, *(f"{value / 1e9:,.0f}" for value in (n.device_bytes, n.device_rate, n.link_rate, n.dram_bytes,
-         n.disk_bytes)), f"{n.disk_reads:,.0f}", f"{n.disk_rate / 1e9:,.0f}")
+        (
+            n.name,
+            *(
+                f"{value / 1e9:,.0f}"
+                for value in (n.device_bytes, n.device_rate, n.link_rate, n.dram_bytes, n.disk_bytes)
+            ),
+            f"{n.disk_reads:,.0f}",
+            f"{n.disk_rate / 1e9:,.0f}",
+        )
         for n in NODES
-    ]  # fmt: skip
+    ]
     notes = (
         "The fewest nodes on which no resource is asked for more than there is; without tiers all rows are in device "
         "memory. What binds is what one node fewer would lack. On a disk a row takes a padded record.",

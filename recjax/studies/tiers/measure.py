@@ -107,8 +107,12 @@ class Contestant:
         if self.trainer.tier is None:
             return dict.fromkeys(("hits", "misses", "reads", "writes"), 0.0)
         found = self.trainer.tier.figures()
-        return {"hits": found["hits"], "misses": found["misses"], "reads": found["records_read"],
-                "writes": found["records_written"]}  # fmt: skip
+        return {
+            "hits": found["hits"],
+            "misses": found["misses"],
+            "reads": found["records_read"],
+            "writes": found["records_written"],
+        }
 
     def close(self) -> None:
         """Gives memory and files back."""

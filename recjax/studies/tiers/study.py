@@ -35,9 +35,17 @@ _USABLE = 0.8  # of memories, for rows
 NODES = (
     Node("8 GPUs of 40 GB", _USABLE * 320e9, 8 * 1.555e12, 8 * 25e9),
     Node("8 GPUs of 40 GB, 1.5 TB of memory", _USABLE * 320e9, 8 * 1.555e12, 8 * 25e9, _USABLE * 1.5e12),
-    Node("8 GPUs of 40 GB, 1.5 TB of memory, 4 NVMe disks of 4 TB", _USABLE * 320e9, 8 * 1.555e12, 8 * 25e9,
-         _USABLE * 1.5e12, _USABLE * 16e12, 4e6, 16e9),
-)  # fmt: skip
+    Node(
+        "8 GPUs of 40 GB, 1.5 TB of memory, 4 NVMe disks of 4 TB",
+        _USABLE * 320e9,
+        8 * 1.555e12,
+        8 * 25e9,
+        _USABLE * 1.5e12,
+        _USABLE * 16e12,
+        4e6,
+        16e9,
+    ),
+)
 # Model -> preset, settings, samples/s: of model A as published for 128 V100; the others are chosen.
 MODELS = {
     "model A": ("bench_model_a", (), 1.2e6),
@@ -73,9 +81,15 @@ class Options:
 SMALL = Options()
 TIMED = ("bench_kaggle16", "data.max_rows=200000", "train.batch_size=2048")
 # As many blocks of 4,096 samples as batches: those of a trace that repeats itself after 64 come back all too soon.
-FULL = Options(("bench_kaggle16", "data.max_rows=400000", "data.distinct_blocks=600"),
-               (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9), 300,
-               (0.9, 0.8, 0.6, 0.4, 0.2, 0.1, 0.05), 120, 7, 16)  # fmt: skip
+FULL = Options(
+    ("bench_kaggle16", "data.max_rows=400000", "data.distinct_blocks=600"),
+    (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    300,
+    (0.9, 0.8, 0.6, 0.4, 0.2, 0.1, 0.05),
+    120,
+    7,
+    16,
+)
 
 
 def study(out: Path, options: Options, say: Callable[[str], None]) -> dict[str, Any]:
@@ -181,8 +195,15 @@ def step_times(config: RunConfig, options: Options) -> list[dict[str, Any]]:
     found = []
     for arm, own in zip(arms, turns, strict=True):
         ratios = sorted(one["ms"] / all_["ms"] for one, all_ in zip(own, turns[0], strict=True))
-        found.append({"label": arm.label, "share": arm.device, "disk": bool(arm.disk), **medians(own),
-                      "ratio": ratios[len(ratios) // 2]})  # fmt: skip
+        found.append(
+            {
+                "label": arm.label,
+                "share": arm.device,
+                "disk": bool(arm.disk),
+                **medians(own),
+                "ratio": ratios[len(ratios) // 2],
+            }
+        )
     return found
 
 

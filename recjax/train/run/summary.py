@@ -95,8 +95,10 @@ def results(summary: Mapping[str, Any]) -> str:
     title = f"recjax, {summary['eval_split']}, step {summary['eval_step']}"
     measured: Mapping[str, Any] = summary["eval"]
     if tasks := [name.removesuffix(".loss") for name in measured if name.endswith(".loss")]:
-        each = {task: {k.removeprefix(f"{task}."): v for k, v in measured.items() if k.startswith(f"{task}.")}
-                for task in tasks}  # fmt: skip
+        each = {
+            task: {k.removeprefix(f"{task}."): v for k, v in measured.items() if k.startswith(f"{task}.")}
+            for task in tasks
+        }
         simple: list[tuple[str, Mapping[str, float]]] = []
         simple += [(name, {"auc": auc}) for name, auc in summary["references"].items()]
         simple += [(f"{name}: best constant", errors) for name, errors in summary.get("constants", {}).items()]
