@@ -122,9 +122,7 @@ def test_names_cannot_leave_the_folder(prepared, gs, tmp_path, name):
     assert escapes(name)
     described = json.loads(gs.store[f"/shop/prepared/{MANIFEST}"].getvalue())
     described["files"][name] = {"bytes": 1, "sha256": "0" * 64}
-    place(
-        URL,
-    ).joinpath(MANIFEST).write_text(json.dumps(described))
+    place(URL).joinpath(MANIFEST).write_text(json.dumps(described))
     (tmp_path / "here" / MANIFEST).write_text(json.dumps(described))
     for path in (URL, tmp_path / "here"):
         with pytest.raises(DataError, match="lies outside of the folder"):

@@ -89,12 +89,7 @@ def test_lost_processes_when_no_restart_is_left(desk: Desk) -> None:
 
 @pytest.mark.parametrize(
     ("ends", "status"),
-    [
-        (("exit 2", "exit 4"), 2),
-        (("exit 4", "exit 3"), 3),
-        (("exit 4", "exit 1"), 1),
-        (("exit 0", "exit 143"), 143),
-    ],
+    [(("exit 2", "exit 4"), 2), (("exit 4", "exit 3"), 3), (("exit 4", "exit 1"), 1), (("exit 0", "exit 143"), 143)],
 )
 def test_what_no_restart_mends_ends_at_once(desk: Desk, ends: tuple[str, str], status: int) -> None:
     for process in (0, 1):

@@ -113,12 +113,7 @@ def test_restarts(desk: Desk, ends: tuple[str, str], attempts: int, status: int)
 
 @pytest.mark.parametrize(
     ("before", "state", "requeued"),
-    [
-        (0, "RUNNING", True),
-        (19, "RUNNING", True),
-        (20, "RUNNING", False),
-        (0, "CANCELLED", False),
-    ],
+    [(0, "RUNNING", True), (19, "RUNNING", True), (20, "RUNNING", False), (0, "CANCELLED", False)],
 )
 def test_the_signal_before_the_time_limit(desk: Desk, before: int, state: str, requeued: bool) -> None:
     (desk.fake / "squeue.out").write_text(f"{state}\n")

@@ -62,11 +62,7 @@ def test_lines_of_the_step_itself_are_dropped_by_split(tmp_path):
     lines = [{"step": step, "split": split} for step in (10, 20) for split in ("train", "validation", "test")]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     MetricsFile(path, 20, without=["validation"]).close()
-    assert [(line["step"], line["split"]) for line in read(path)] == [
-        (10, "train"),
-        (10, "validation"),
-        (20, "train"),
-    ]
+    assert [(line["step"], line["split"]) for line in read(path)] == [(10, "train"), (10, "validation"), (20, "train")]
 
 
 @given(st.integers(0, 200), st.integers(0, 60))

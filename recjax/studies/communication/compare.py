@@ -141,7 +141,7 @@ def _all_reduces(cases: Mapping[str, Any]) -> list[Row]:
             text,
             None,
             f"{large:.1%} of the bytes are in the largest size: the dense gradients; the rest are sums of a few values",
-        ),
+        )
     ]
 
 

@@ -158,7 +158,7 @@ def _rows(line: Mapping[str, Any]) -> list[Row]:
             f"{found['chosen_over_best']:.3f} ({chosen:,} chosen, {found['best']:,} shortest)",
             None,
             f"{'at most' if found['near'] else 'more than'} {1 + NEAR:.2f}; band of the clock {found['band']:.1%}",
-        ),
+        )
     ]
 
 
