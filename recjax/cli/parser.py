@@ -54,9 +54,8 @@ def _caches(verb: argparse.ArgumentParser) -> None:
         type=float,
         default=0,
         metavar="MIB",
-        help="of memory for the pooled bags of "
-        "each such table, which then are neither read nor summed again; scores change by rounding "
-        "(default: 0, none)",
+        help="of memory for the pooled bags of each such table, which then are neither read nor summed again; scores "
+        "change by rounding (default: 0, none)",
     )
 
 
@@ -93,8 +92,8 @@ def make_parser() -> argparse.ArgumentParser:
         to.add_argument(
             "--trust-code",
             action="store_true",
-            help="if the file of a model of your own is gone or has "
-            "changed, run the copy in DIR; only if you trust whoever made DIR",
+            help="if the file of a model of your own is gone or has changed, run the copy in DIR; only if you trust "
+            "whoever made DIR",
         )
 
     def checkpoint(to: argparse.ArgumentParser) -> None:
@@ -182,8 +181,7 @@ def make_parser() -> argparse.ArgumentParser:
         nargs="*",
         default=[],
         metavar="a.b=value",
-        help="settings to change; "
-        "on_error=skip leaves malformed rows out of the scores, counts them and names the "
+        help="settings to change; on_error=skip leaves malformed rows out of the scores, counts them and names the "
         "first",
     )
     trusting(predict)
@@ -192,9 +190,8 @@ def make_parser() -> argparse.ArgumentParser:
         type=expanded,
         required=True,
         metavar="FILE",
-        help="raw rows: .jsonl (each raw column by name), the text of Criteo or Avazu, with or "
-        "without labels, also .gz; of a table of one's own also Parquet, ORC, CSV or Arrow; or a "
-        "folder of prepared data",
+        help="raw rows: .jsonl (each raw column by name), the text of Criteo or Avazu, with or without labels, also "
+        ".gz; of a table of one's own also Parquet, ORC, CSV or Arrow; or a folder of prepared data",
     )
     predict.add_argument(
         "--out",
@@ -318,22 +315,22 @@ def make_parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--compile",
         action="store_true",
-        help="also compile the step for mesh.devices, owned or not, "
-        "and print the memory of a device and the bytes of every collective",
+        help="also compile the step for mesh.devices, owned or not, and print the memory of a device and the bytes of "
+        "every collective",
     )
     plan.add_argument("--memory-gib", type=float, metavar="GIB", help="with --compile: what a device has")
     plan.add_argument("--predict", action="store_true", help="also compile the step and predict how long it takes")
     plan.add_argument(
         "--devices",
         metavar="N,...",
-        help="instead: samples/s, memory, exposed communication and cost "
-        "on each of these numbers of devices of --machine, with its best plan",
+        help="instead: samples/s, memory, exposed communication and cost on each of these numbers of devices of "
+        "--machine, with its best plan",
     )
     plan.add_argument(
         "--tiers",
         action="store_true",
-        help="also, with tier.device_bytes: rows on devices, in memory "
-        "and on disk, hits, bytes a step, what is hidden, nodes",
+        help="also, with tier.device_bytes: rows on devices, in memory and on disk, hits, bytes a step, what is "
+        "hidden, nodes",
     )
     plan.add_argument(
         "--step-ms",
@@ -353,9 +350,8 @@ def make_parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--machine",
         metavar="FILE",
-        help="with --predict, --devices or --tiers: what `recjax "
-        "calibrate` wrote, or a machine that is shipped, such as h100 (default: planner.machine, or, "
-        "but for --tiers, machine.json)",
+        help="with --predict, --devices or --tiers: what `recjax calibrate` wrote, or a machine that is shipped, such "
+        "as h100 (default: planner.machine, or, but for --tiers, machine.json)",
     )
     plan.add_argument(
         "--target",
@@ -368,9 +364,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--out",
         type=expanded,
         metavar="DIR",
-        help="with --predict: also write prediction.json, "
-        "prediction.png and trace.json (for ui.perfetto.dev) there; with --devices offers.json and "
-        "offers.png; with planner.machine=FILE choice.json and choice.png",
+        help="with --predict: also write prediction.json, prediction.png and trace.json (for ui.perfetto.dev) there; "
+        "with --devices offers.json and offers.png; with planner.machine=FILE choice.json and choice.png",
     )
     plan.set_defaults(tunables=True)
 
@@ -387,8 +382,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--devices",
         type=int,
         metavar="N",
-        help="the most that collectives are measured over, "
-        "beside 2 (default: all accelerators, or 8 host devices, 2 with --quick)",
+        help="the most that collectives are measured over, beside 2 (default: all accelerators, or 8 host devices, 2 "
+        "with --quick)",
     )
     calibrate.add_argument(
         "--platform", choices=("auto", "cpu", "gpu", "tpu"), default="auto", help="of the devices (default: auto)"
@@ -425,14 +420,14 @@ def make_parser() -> argparse.ArgumentParser:
         "--products",
         type=expanded,
         metavar="FILE",
-        help="measure instead who is fastest at each dense "
-        "layer, the kernels, XLA or oneDNN, into a table for train.products (CPU)",
+        help="measure instead who is fastest at each dense layer, the kernels, XLA or oneDNN, into a table for "
+        "train.products (CPU)",
     )
     bench.add_argument(
         "--serve",
         action="store_true",
-        help="measure the answers of a service instead, under load that "
-        "comes at random times: --qps, --candidates, --seconds, --http",
+        help="measure the answers of a service instead, under load that comes at random times: --qps, --candidates, "
+        "--seconds, --http",
     )
     bench.add_argument("--qps", type=_numbers(float), default=[20, 50, 100], metavar="A,B", help="requests a second")
     bench.add_argument("--candidates", type=_numbers(int), default=[1, 64, 512], metavar="A,B", help="of a request")
@@ -528,8 +523,8 @@ def make_parser() -> argparse.ArgumentParser:
     info.add_argument(
         "--presence",
         action="store_true",
-        help="in how many of a run's first batches each id is, and "
-        "what share of the look-ups the most present ones take",
+        help="in how many of a run's first batches each id is, and what share of the look-ups the most present ones "
+        "take",
     )
     info.add_argument("--batches", type=int, default=100, metavar="N", help="that --presence counts (default: 100)")
     info.add_argument("--batch-size", type=int, default=4096, metavar="B", help="of each (default: 4096)")

@@ -55,8 +55,8 @@ def plan(options: argparse.Namespace) -> None:
     if options.devices:
         if options.predict or options.compile or options.save or options.tiers:
             raise ConfigError(
-                "--devices compares numbers of devices, and --predict, --compile, --tiers and --save are "
-                "about one plan: leave it or them out, and set mesh.devices."
+                "--devices compares numbers of devices, and --predict, --compile, --tiers and --save are about one "
+                "plan: leave it or them out, and set mesh.devices."
             )
         _offers(options, config)
         return

@@ -81,26 +81,24 @@ def add(
         "collective",
         lambda o: _each(o, one, show, _collective),
         "simulate one collective by itself",
-        "simulate collective --collective all_reduce --algorithm ring --topology switch:8 --bytes 1MiB "
-        "--bandwidth 50GiB/s --latency 500ns --endpoint-delay 10ns",
+        "simulate collective --collective all_reduce --algorithm ring --topology switch:8 --bytes 1MiB --bandwidth "
+        "50GiB/s --latency 500ns --endpoint-delay 10ns",
     )
     one.add_argument("--collective", required=True, type=lambda text: text.replace("-", "_"), choices=_COLLECTIVES)
     one.add_argument(
         "--algorithm",
         metavar="NAME",
-        help="ring, direct, double_binary_tree, halving_doubling over all "
-        "ranks (of broadcast and reduce: tree, ring, direct; of send_recv: direct, from the first rank to "
-        "the last, or ring, from every rank to the next); or one for each dimension, as in ring,direct or "
-        "hierarchical (default: ring; direct for all_to_all and send_recv, tree for broadcast and "
-        "reduce)",
+        help="ring, direct, double_binary_tree, halving_doubling over all ranks (of broadcast and reduce: tree, ring, "
+        "direct; of send_recv: direct, from the first rank to the last, or ring, from every rank to the next); or one "
+        "for each dimension, as in ring,direct or hierarchical (default: ring; direct for all_to_all and send_recv, "
+        "tree for broadcast and reduce)",
     )
     one.add_argument(
         "--bytes",
         required=True,
         metavar="M",
-        help="of the collective, as nccl-tests count: all-reduce, "
-        "broadcast, reduce: the tensor; send_recv: the message; all-to-all: what a rank sends; "
-        "reduce-scatter: its input; all-gather: its output",
+        help="of the collective, as nccl-tests count: all-reduce, broadcast, reduce: the tensor; send_recv: the "
+        "message; all-to-all: what a rank sends; reduce-scatter: its input; all-gather: its output",
     )
     _network_options(one, required=True, in_flight="chunks that a rank works on at a time (default: 64)")
     one.set_defaults(in_flight=64)
@@ -111,15 +109,14 @@ def add(
         "workload",
         lambda o: _each(o, whole, show, lambda one: _workload(one, whole, read_trace)),
         "simulate training iterations",
-        "simulate workload hoti2020 batch_per_rank=256 --topology switch:16 --bandwidth 100Gb/s "
-        "--latency 500ns --chunks 16 --scheduling lifo",
+        "simulate workload hoti2020 batch_per_rank=256 --topology switch:16 --bandwidth 100Gb/s --latency 500ns "
+        "--chunks 16 --scheduling lifo",
     )
     whole.add_argument(
         "workload",
         metavar="DIR|FILE|PRESET",
-        help="folder of a communication trace in any format "
-        "(see `recjax trace`), text workload of ASTRA-sim 1, or hoti2020, the DLRM of Rashidi et al. "
-        "(HOTI 2020)",
+        help="folder of a communication trace in any format (see `recjax trace`), text workload of ASTRA-sim 1, or "
+        "hoti2020, the DLRM of Rashidi et al. (HOTI 2020)",
     )
     whole.add_argument(
         "overrides",
@@ -133,16 +130,14 @@ def add(
         type=expanded,
         action="append",
         metavar="FILE",
-        help="of a trace, in place of "
-        "a network: what `recjax replay --sweep --out FILE` measured on as many devices; once for each "
-        "number of ranks that its collectives have",
+        help="of a trace, in place of a network: what `recjax replay --sweep --out FILE` measured on as many devices; "
+        "once for each number of ranks that its collectives have",
     )
     _network_options(
         whole,
         required=False,
-        in_flight="chunks that a rank works on at a time, of each group of ranks "
-        "(default: as many as --chunks, so a group does one collective after the other, as a communicator "
-        "of NCCL on its stream; ASTRA-sim: 64)",
+        in_flight="chunks that a rank works on at a time, of each group of ranks (default: as many as --chunks, so a "
+        "group does one collective after the other, as a communicator of NCCL on its stream; ASTRA-sim: 64)",
     )
     for collective in _COLLECTIVES:
         whole.add_argument(
@@ -175,15 +170,15 @@ def _network_options(to: argparse.ArgumentParser, required: bool, in_flight: str
         "--topology",
         required=required,
         metavar="KIND:SIZE,...",
-        help="ring, fully_connected, switch, "
-        "the innermost dimension first: switch:8, fully_connected:8,switch:4, torus:4x4",
+        help="ring, fully_connected, switch, the innermost dimension first: switch:8, fully_connected:8,switch:4, "
+        "torus:4x4",
     )
     to.add_argument(
         "--bandwidth",
         required=required,
         metavar="RATE,...",
-        help="of a link in one direction, one for "
-        "all dimensions or one for each: 50GiB/s (2^30), 12.5GB/s (10^9), 100Gb/s (bits)",
+        help="of a link in one direction, one for all dimensions or one for each: 50GiB/s (2^30), 12.5GB/s (10^9), "
+        "100Gb/s (bits)",
     )
     to.add_argument("--latency", default="0ns", metavar="TIME,...", help="of a link, likewise (default: 0ns)")
     to.add_argument(
@@ -203,9 +198,8 @@ def _network_options(to: argparse.ArgumentParser, required: bool, in_flight: str
         type=int,
         default=1,
         metavar="N",
-        help="to cut each collective into (default: 1). A "
-        "chunk is stored whole at every hop before it goes on, so through a switch one chunk reaches half "
-        "the bandwidth, 8 nearly all",
+        help="to cut each collective into (default: 1). A chunk is stored whole at every hop before it goes on, so "
+        "through a switch one chunk reaches half the bandwidth, 8 nearly all",
     )
     to.add_argument("--in-flight", type=int, metavar="N", help=in_flight)
     to.add_argument(
@@ -225,17 +219,16 @@ def _network_options(to: argparse.ArgumentParser, required: bool, in_flight: str
     to.add_argument(
         "--tcp-start",
         metavar="N",
-        help="segments that a sender's own window begins with, which grows "
-        "with acknowledgements and shrinks at a loss (default: 0, it has none)",
+        help="segments that a sender's own window begins with, which grows with acknowledgements and shrinks at a loss "
+        "(default: 0, it has none)",
     )
     to.add_argument(
         "--vary",
         action="append",
         default=[],
         metavar="NAME=A,B,...",
-        help="simulate once with each of "
-        "these values of an option, such as chunks=1,8 (or of a preset's shape); given several times, "
-        "every combination; values with commas stand with semicolons between",
+        help="simulate once with each of these values of an option, such as chunks=1,8 (or of a preset's shape); given "
+        "several times, every combination; values with commas stand with semicolons between",
     )
     to.add_argument(
         "--shortcut",

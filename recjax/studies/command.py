@@ -57,8 +57,8 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], overrides: Cal
         "preset",
         nargs="?",
         default="",
-        help=f"what to train on what (default: {_PRESET}, or yelp with "
-        "--data); train.batch_size is that of two groups, mesh.devices those of four",
+        help=f"what to train on what (default: {_PRESET}, or yelp with --data); train.batch_size is that of two "
+        "groups, mesh.devices those of four",
     )
     overrides(one)
     one.add_argument(
@@ -72,9 +72,8 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], overrides: Cal
         "--data",
         type=expanded,
         metavar="DIR",
-        help="folder of Yelp's files, which are then prepared and "
-        "studied twice: with a row for each business, as the source has it, and for each review, of what "
-        "was known before it",
+        help="folder of Yelp's files, which are then prepared and studied twice: with a row for each business, as the "
+        "source has it, and for each review, of what was known before it",
     )
     one.add_argument(
         "--full",
@@ -102,9 +101,8 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], overrides: Cal
     seen.add_argument(
         "--full",
         action="store_true",
-        help="60 random models on one device, 30 on more, 20 plans of 5 "
-        "workloads on 2 and 8 devices, ten times seven changes: hours, which should be quiet "
-        "ones",
+        help="60 random models on one device, 30 on more, 20 plans of 5 workloads on 2 and 8 devices, ten times seven "
+        "changes: hours, which should be quiet ones",
     )
     seen.add_argument("--machine", default="", metavar="FILE", help="to predict on (default: this one, measured first)")
     seen.add_argument(
@@ -124,16 +122,16 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], overrides: Cal
     chu.add_argument(
         "--full",
         action="store_true",
-        help="compile model A whole, 793 billion parameters, in 3 GB of "
-        "memory: a minute or less for each of 9 cases (default: every 8th table)",
+        help="compile model A whole, 793 billion parameters, in 3 GB of memory: a minute or less for each of 9 cases "
+        "(default: every 8th table)",
     )
     chu.add_argument("--ranks", type=int, default=128, metavar="N", help="to compile for (default: 128, as there)")
     chu.add_argument(
         "--devices",
         type=int,
         metavar="N",
-        help="to measure on; 0: nothing is measured (default: all "
-        "that the machine has, its cores if it has no accelerator)",
+        help="to measure on; 0: nothing is measured (default: all that the machine has, its cores if it has no "
+        "accelerator)",
     )
     hot = new(
         "hot_rows",
@@ -170,8 +168,8 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], overrides: Cal
         "--choice",
         default="",
         metavar="FILE",
-        help="a machine: measure steps with numbers of hot rows, "
-        "and with the one that auto chooses by it, and nothing else",
+        help="a machine: measure steps with numbers of hot rows, and with the one that auto chooses by it, and nothing "
+        "else",
     )
     disk = new(
         "sdm",
@@ -219,8 +217,8 @@ def add_hoti2020(actions: Any, verb: Callable[..., argparse.ArgumentParser], sho
         "--chunks",
         type=int,
         metavar="N",
-        help="to cut collectives into, where they are not what "
-        "varies; at most 128 in hierarchical systems (default: 32, with --full 1024)",
+        help="to cut collectives into, where they are not what varies; at most 128 in hierarchical systems (default: "
+        "32, with --full 1024)",
     )
     made.add_argument("--full", action="store_true", help="as many chunks as in the study: hours without kernels")
     made.add_argument(

@@ -46,15 +46,14 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
     made.add_argument(
         "--compile",
         action="store_true",
-        help="compile a step and do not run it: for any number of "
-        "devices, owned or not, without times unless --machine is given",
+        help="compile a step and do not run it: for any number of devices, owned or not, without times unless "
+        "--machine is given",
     )
     made.add_argument(
         "--machine",
         metavar="FILE",
-        help="with --compile: predict the times on what `recjax calibrate` "
-        "wrote, or on a machine that is shipped, such as h200; then `simulate workload` has all it "
-        "needs",
+        help="with --compile: predict the times on what `recjax calibrate` wrote, or on a machine that is shipped, "
+        "such as h200; then `simulate workload` has all it needs",
     )
     made.add_argument(
         "--alone",
@@ -75,8 +74,8 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
         action="append",
         default=[],
         metavar="KEY=A,B,...",
-        help="record once with each of these values of a setting, in DIR/KEY=VALUE; KEY+KEY=A,B,... sets "
-        "several alike; given several times, every combination is recorded",
+        help="record once with each of these values of a setting, in DIR/KEY=VALUE; KEY+KEY=A,B,... sets several "
+        "alike; given several times, every combination is recorded",
     )
     made.add_argument("--overwrite", action="store_true", help="replace a trace that is there")
     made.set_defaults(tunables=True, together=True)
@@ -92,8 +91,8 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
     shown.add_argument(
         "--calls",
         action="store_true",
-        help="also every call: how uneven, which rank came last and how "
-        "late; and every rank: what it sent, received and waited",
+        help="also every call: how uneven, which rank came last and how late; and every rank: what it sent, received "
+        "and waited",
     )
     shown.add_argument(
         "--out",
@@ -192,8 +191,8 @@ def _add_kineto(to: argparse.ArgumentParser) -> None:
         "--kineto",
         type=expanded,
         metavar="DIR",
-        help="of an execution trace of PyTorch: the files that "
-        "its profiler wrote of the same steps, one for each rank; times are taken from them",
+        help="of an execution trace of PyTorch: the files that its profiler wrote of the same steps, one for each "
+        "rank; times are taken from them",
     )
 
 

@@ -102,8 +102,8 @@ def main() -> None:
             ]
         )
     print(
-        f"{' '.join(options.preset)}, {jax.devices()[0].device_kind}; {options.warm} steps before, "
-        f"{options.rounds} rounds of {options.steps}"
+        f"{' '.join(options.preset)}, {jax.devices()[0].device_kind}; {options.warm} steps before, {options.rounds} "
+        f"rounds of {options.steps}"
     )
     print("\n".join(aligned(cells)))
 

@@ -133,8 +133,8 @@ def test_the_report_of_made_up_figures():
     assert hidden.same is True and "one bucket 75%" in hidden.ours
     by_size = rows["all-reduce by size", "count and share of bytes"].ours
     assert (
-        by_size == "from 8 B: 1 (50% of the count, 0.0% of the bytes); from 4.0 MiB: 1 (50% of the count, 100.0% "
-        "of the bytes)"
+        by_size == "from 8 B: 1 (50% of the count, 0.0% of the bytes); from 4.0 MiB: 1 (50% of the count, 100.0% of "
+        "the bytes)"
     )
     tables = {table.title: table.rows for section in report.sections for table in section.tables}
     assert tables["all_reduce, by size: bucket size"][2] == ["one bucket", "4.0 MiB", "1", "50.0%", "4.0 MiB", "100.0%"]

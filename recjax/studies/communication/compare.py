@@ -64,8 +64,8 @@ def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Mappin
         Section(
             "Messages by size",
             (
-                f"{size}, {result['ranks']} ranks, compiled. Counts and bytes are those of a rank "
-                "and step, padding included.",
+                f"{size}, {result['ranks']} ranks, compiled. Counts and bytes are those of a rank and step, padding "
+                "included.",
             ),
             histograms,
             pictures.get("sizes", ()),
@@ -86,8 +86,8 @@ def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Mappin
     if counted:
         of = f"first {min(counted)} ranks" if min(counted) > 1 else "first rank"
         assumptions.append(
-            f"Splits of ids are those of the {of}, which the others are taken to ask alike: a step has "
-            "more ids than are counted."
+            f"Splits of ids are those of the {of}, which the others are taken to ask alike: a step has more ids than "
+            "are counted."
         )
     return Report(
         "communication",
@@ -108,8 +108,8 @@ def _facts(facts: Mapping[str, float]) -> list[Row]:
         why = (
             ""
             if same
-            else "only range and mean are published; how many tables have which D is chosen so that the "
-            "parameters and the FLOP agree"
+            else "only range and mean are published; how many tables have which D is chosen so that the parameters and "
+            "the FLOP agree"
         )
         found.append(
             Row(
@@ -237,8 +237,8 @@ def _variations(cases: Mapping[str, Any]) -> list[Row]:
                     f"{size_text(_bytes(cases[name], ('all_to_all',), ('row_statistic',)))} more, ids "
                     f"{over(cases[name], lambda one: _bytes(one, ('all_to_all',), ('id_exchange',)))}",
                     None,
-                    "row-wise Adagrad needs one number a row, so owners of a row's pieces add theirs up; ids "
-                    "go to each of them",
+                    "row-wise Adagrad needs one number a row, so owners of a row's pieces add theirs up; ids go to "
+                    "each of them",
                 )
             )
     names = of_variation(cases, "buckets")
@@ -292,8 +292,8 @@ def _times(result: Mapping[str, Any]) -> list[Row]:
             "hidden",
             f"{text} (predicted)",
             max(hidden.values()) > 0.5,
-            f"on V100{size}: one all-reduce at the end has nothing to hide "
-            "behind; buckets go while earlier layers are computed, and the last one stays",
+            f"on V100{size}: one all-reduce at the end has nothing to hide behind; buckets go while earlier layers are "
+            "computed, and the last one stays",
         )
     )
     if result["measured"]:
@@ -306,8 +306,8 @@ def _times(result: Mapping[str, Any]) -> list[Row]:
                 f"about {SHARE:.0%}",
                 f"{base['share']:.0%} ({base['exposed_share']:.0%} exposed)",
                 abs(base["share"] / SHARE - 1) <= 0.25,
-                f"measured on {result['devices']} devices of this machine, of a smaller model: its exchange "
-                "is a copy in memory, and a step computes longer than on a GPU",
+                f"measured on {result['devices']} devices of this machine, of a smaller model: its exchange is a copy "
+                "in memory, and a step computes longer than on a GPU",
             )
         )
     return found

@@ -65,8 +65,8 @@ def pictures(result: Mapping[str, Any]) -> dict[str, list[Picture]]:
         "ranks": [
             Picture(
                 "ranks.png",
-                "bytes that each rank sends and receives in the all-to-alls, ranks in order of "
-                "their bytes, for both placements",
+                "bytes that each rank sends and receives in the all-to-alls, ranks in order of their bytes, for both "
+                "placements",
                 _ranks(result["compiled"]),
             )
         ],

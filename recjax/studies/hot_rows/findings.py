@@ -34,10 +34,10 @@ def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Sequen
         Section(
             "Ways to hold the tables",
             (
-                "Bytes are those that a device sends for the tables in a step, padding "
-                "included; times are CPU times of all threads, route those of routing, packing and placing the next "
-                "batch, step all others. Owners' max/mean: rows that the owner asked for most is "
-                "asked for, over the mean; contiguous: the same if each owner had a contiguous range of the ids.",
+                "Bytes are those that a device sends for the tables in a step, padding included; times are CPU times "
+                "of all threads, route those of routing, packing and placing the next batch, step all others. Owners' "
+                "max/mean: rows that the owner asked for most is asked for, over the mean; contiguous: the same if "
+                "each owner had a contiguous range of the ids.",
             ),
             [_arms(result, line["devices"]) for line in result["summary"]],
             others,
@@ -48,10 +48,10 @@ def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Sequen
             Section(
                 "Copies on devices and on hosts",
                 (
-                    "Bytes of a device, by the collectives of the compiled step, with dedup and padding. Held are hot rows "
-                    "between steps, without the optimizer's slots; sent are their gradients and new rows; all are these "
-                    "with the lists of the other rows. Across hosts a ring that goes host by host is assumed for reductions, "
-                    "and that gathers send each part to every device.",
+                    "Bytes of a device, by the collectives of the compiled step, with dedup and padding. Held are hot "
+                    "rows between steps, without the optimizer's slots; sent are their gradients and new rows; all are "
+                    "these with the lists of the other rows. Across hosts a ring that goes host by host is assumed for "
+                    "reductions, and that gathers send each part to every device.",
                 ),
                 [_copies(result["copies"])],
                 drawn,
@@ -64,7 +64,8 @@ def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Sequen
         about,
         [*_presence(described, own["data"]), *_gains(result), *_on_hosts(result["copies"])],
         (
-            "The baseline exchanges every id, row-wise and without dedup, as the systems that the source compares with.",
+            "The baseline exchanges every id, row-wise and without dedup, as the systems that the source compares "
+            "with.",
             "An item is hot if it is in most of the counted batches; each number of hot rows is tried with and without "
             "dedup.",
         ),
@@ -94,8 +95,8 @@ def _presence(described: Mapping[str, Any], data: str) -> list[Row]:
                 "under 1%",
                 f"{described['new']:.2%}",
                 described["new"] < 0.01,
-                f"batches of {described['batch_size']:,}, mean of the later half of {described['batches']}: "
-                "the share falls with larger batches and more of them",
+                f"batches of {described['batch_size']:,}, mean of the later half of {described['batches']}: the share "
+                "falls with larger batches and more of them",
             )
         )
     return found
@@ -111,8 +112,8 @@ def _gains(result: Mapping[str, Any]) -> list[Row]:
             ways = ", ".join(f"{way} {gain:.2f}" for way, gain in line[what].items())
             timed = what == "cpu"
             why = (
-                "host devices share memory, so that an exchange costs no more than a copy, and the dense part, "
-                "which no way changes, is in the time of all"
+                "host devices share memory, so that an exchange costs no more than a copy, and the dense part, which "
+                "no way changes, is in the time of all"
                 if timed
                 else "bytes are no times; dedup takes most of what copies would save"
             )

@@ -129,9 +129,9 @@ def report(result: Mapping[str, Any], about: Mapping[str, Any]) -> Report:
     own = result["about"]
     run = f"{own['model']} on {own['data']}, batches of {own['batch_size']:,}, D={own['dim']}"
     notes = (
-        "Wall time of a training step, the next batch being routed meanwhile, of equal batches by turns; medians "
-        "over rounds, and over the step without hot rows in the same round, with the middle half. The last line "
-        "is measured like the first: its distance is that of the clock.",
+        "Wall time of a training step, the next batch being routed meanwhile, of equal batches by turns; medians over "
+        "rounds, and over the step without hot rows in the same round, with the middle half. The last line is measured "
+        "like the first: its distance is that of the clock.",
     )
     return Report(
         "hot_rows_choice",

@@ -18,8 +18,8 @@ _QUESTION = "studied; no number is known here"
 _DIFFER = "flat and hierarchical systems differ in sensitivity"
 _COMPARED_NS = 1_344_177  # of 128 ranks for 8 MiB in one chunk, which was compared with the public simulator
 _AGREES = (
-    "the public simulator's analytical model says the same as ours: it takes 1,343,955 ns with congestion for 8 "
-    "MiB in one chunk, ours 1,344,177"
+    "the public simulator's analytical model says the same as ours: it takes 1,343,955 ns with congestion for 8 MiB in "
+    "one chunk, ours 1,344,177"
 )
 
 
@@ -57,8 +57,8 @@ def _systems(of: Sequence[Mapping[str, Any]]) -> list[Row]:
                 "3x",
                 text,
                 abs(ratio - 3) <= 0.75,
-                "it hangs on the FLOP/s that are reached, see below: computing is "
-                f"{computing:.0%} of the fastest system's time",
+                f"it hangs on the FLOP/s that are reached, see below: computing is {computing:.0%} of the fastest "
+                "system's time",
             )
         )
     return found
@@ -198,8 +198,8 @@ def _transport(of: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Row]:
         if row["window_bytes"] == 5e5 and row["what"] == "many_to_one":
             times.setdefault(row["system"], {})[row["buffer_bytes"]] = (row["time_ns"], row["lost_segments"])
     text = ", ".join(
-        f"{name} {t[64e6][0] / t[1e9][0]:.2f}x and {t[16e6][0] / t[1e9][0]:.2f}x "
-        f"({t[64e6][1]:,} and {t[16e6][1]:,} lost)"
+        f"{name} {t[64e6][0] / t[1e9][0]:.2f}x and {t[16e6][0] / t[1e9][0]:.2f}x ({t[64e6][1]:,} and {t[16e6][1]:,} "
+        "lost)"
         for name, t in times.items()
     )
     slower = {name: max(t[16e6][0], t[64e6][0]) / t[1e9][0] for name, t in times.items()}
