@@ -27,11 +27,12 @@ from jax.sharding import Mesh
 
 from recjax.comms.microbenchmark import chain
 from recjax.comms.replay import Prepared, measure, ranks_mesh
-from recjax.planning.cases import IN_A_PASS, Case, Program, Run, kernel_cases, runner
+from recjax.planning.cases import Case, Program, Run, runner
 from recjax.planning.compile_cases import compiled
 from recjax.planning.costs import Costs, of_sizes
 from recjax.planning.device_times import device_seconds
 from recjax.planning.host_cases import host_cases
+from recjax.planning.kernel_cases import IN_A_PASS, kernel_cases
 from recjax.planning.machine import COLLECTIVES, HOST, HeldOut, Kernel, Machine, Point, Quantity
 from recjax.planning.overhead_cases import LEAST_US, chains, overheads_of
 from recjax.planning.rates import rates_of

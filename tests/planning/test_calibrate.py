@@ -15,7 +15,7 @@ from support.commands import assert_refused, inside
 from recjax.bench import in_training
 from recjax.errors import DeviceError
 from recjax.parallel.mesh import MeshConfig, make_mesh
-from recjax.planning import calibrate, cases, device_times, rates
+from recjax.planning import calibrate, cases, device_times, kernel_cases, rates
 from recjax.planning import host_cases as host_module
 from recjax.planning.graph import read_graph
 from recjax.planning.host_cases import host_cases
@@ -30,7 +30,7 @@ FEW = ("matmul.nn_f32", "copy", "elementwise", "transcendental", "scatter.sorted
 @pytest.fixture
 def few(monkeypatch):
     """Some classes, of which no size is left out, and of the host and the collectives nothing."""
-    of_all = cases.kernel_cases
+    of_all = kernel_cases.kernel_cases
 
     def some(quick, dtypes):
         return [case for case in of_all(quick, dtypes) if case.kernel in FEW and max(case.sizes.values()) <= 2**18]
@@ -155,7 +155,7 @@ def test_a_peak_rate_is_of_what_took_long_enough_to_be_timed():
 
 
 def test_passes_are_over_as_many_elements_as_batches_have():
-    for case in cases.kernel_cases(False, ("f32", "bf16")):
+    for case in kernel_cases.kernel_cases(False, ("f32", "bf16")):
         if case.kernel in ("elementwise", "elementwise.bf16") and not case.held_out:
             elements = case.sizes["bytes"] / (6 if case.kernel.endswith("bf16") else 8)
             assert elements >= 16 and elements.is_integer() and not int(elements) & int(elements) - 1
@@ -222,8 +222,8 @@ def test_where_compiling_takes_too_long_each_class_has_fewer_points(few):
 
 
 def test_every_class_is_measured_over_the_sizes_that_the_machine_file_has():
-    full = cases.kernel_cases(False, ("f32", "bf16"))
-    for case in [*full, *cases.kernel_cases(True, ("f32",))]:
+    full = kernel_cases.kernel_cases(False, ("f32", "bf16"))
+    for case in [*full, *kernel_cases.kernel_cases(True, ("f32",))]:
         assert tuple(case.sizes) == SIZES[case.kernel.partition(".")[0]]
     held_out = {case.kernel for case in full if case.held_out}
     assert held_out == {case.kernel for case in full}
@@ -246,8 +246,8 @@ def test_a_product_is_of_the_layout_that_its_class_names(layout):
         return run(function, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cases, "runner", kept)
-        assert cases._matmul(layout, "f32", 40, 24, 56)().shape == (40, 24)
+        patch.setattr(kernel_cases, "runner", kept)
+        assert kernel_cases._matmul(layout, "f32", 40, 24, 56)().shape == (40, 24)
     works = [w for n in read_graph(texts[0], 1).nodes for w in n.works if w.kernel.startswith("matmul")]
     assert [(w.kernel, dict(w.sizes)) for w in works] == [(f"matmul.{layout}_f32", {"m": 40, "n": 24, "k": 56})]
 
@@ -256,7 +256,7 @@ def test_a_product_is_of_the_layout_that_its_class_names(layout):
     "case",
     [
         min(
-            (c for c in cases.kernel_cases(False, ("f32",)) if c.kernel == kernel),
+            (c for c in kernel_cases.kernel_cases(False, ("f32",)) if c.kernel == kernel),
             key=lambda c: tuple(c.sizes.values()),
         )
         for kernel in (f"batched_matmul.{how}{layout}_f32" for how in ("", "each_") for layout in ("nt", "nn"))
@@ -268,7 +268,9 @@ def test_a_batched_product_is_read_as_the_class_that_measures_it(case):
     texts = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            cases, "runner", lambda f, *given: texts.append(jax.jit(f).lower(*cases.shapes(given)).compile().as_text())
+            kernel_cases,
+            "runner",
+            lambda f, *given: texts.append(jax.jit(f).lower(*cases.shapes(given)).compile().as_text()),
         )
         case.make()
     works = [w for n in read_graph(texts[0], 1).nodes for w in n.works if w.kernel.startswith("batched_matmul")]
@@ -280,7 +282,7 @@ def test_arguments_are_there_while_a_case_is_measured_and_no_longer():
     made = []
 
     def make():
-        array = cases._values((8,)).make()
+        array = kernel_cases._values((8,)).make()
         made.append(weakref.ref(array))
         return array
 
@@ -294,7 +296,7 @@ def test_arguments_are_there_while_a_case_is_measured_and_no_longer():
 
 
 def test_an_update_in_place_goes_on_from_its_own_result():
-    run = cases.in_place(lambda x, y: x + y, cases._table_of(2, 3), cases._values((2, 3)))
+    run = cases.in_place(lambda x, y: x + y, kernel_cases._table_of(2, 3), kernel_cases._values((2, 3)))
     with run.ready():
         run()
         run()  # a donated array may not be read again

@@ -7,8 +7,8 @@ from support.commands import inside
 
 from recjax.bench import in_training
 from recjax.planning import calibrate
-from recjax.planning.cases import kernel_cases
 from recjax.planning.host_cases import host_cases
+from recjax.planning.kernel_cases import kernel_cases
 from recjax.planning.machine import OVERHEADS, SIZES
 from recjax.planning.machine_file import open_machine
 from recjax.planning.reuse_cases import reuse_cases

@@ -126,11 +126,11 @@ def test_time_that_is_left_is_shared_by_all_classes(monkeypatch):
 
 def test_cases_are_compiled_for_the_device_that_is_asked_for():
     """By threads of their own, in which what the caller says by a context does not hold."""
-    from recjax.planning import cases
+    from recjax.planning import cases, kernel_cases
 
     device = jax.devices()[5]
     case = dataclasses.replace(
-        of_class("copy", nothing, 1)[0], make=lambda: cases.runner(lambda x: x * 2, cases._values((8,)))
+        of_class("copy", nothing, 1)[0], make=lambda: cases.runner(lambda x: x * 2, kernel_cases._values((8,)))
     )
     with jax.default_device(device):
         (run,) = compiled([case], device, math.inf, nothing)
