@@ -1,0 +1,101 @@
+"""What the options of several verbs have in common, and the parser of a verb."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+PRESET = "name of a preset in configs/, or the path of one"
+_INTERRUPTED = "stopped by Ctrl-C, without a result."  # unless a verb says otherwise
+
+
+def verb(of: Any, name: str, run: Callable[..., None], what: str, example: str) -> argparse.ArgumentParser:
+    """Adds a verb.
+
+    Args:
+      of: the subparsers to add to.
+      name: of the verb.
+      run: called with its options.
+      what: it does, as its help.
+      example: a command line, without `recjax`.
+
+    Returns:
+      Its parser.
+    """
+    added: argparse.ArgumentParser = of.add_parser(
+        name,
+        help=what,
+        description=what[0].upper() + what[1:] + ".",
+        epilog=f"example: recjax {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    added.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    added.set_defaults(run=run, parser=added, interrupted=_INTERRUPTED)
+    return added
+
+
+def overrides(to: argparse.ArgumentParser) -> None:
+    """Adds the settings of a config."""
+    # With a default argparse does not call them required.
+    to.add_argument(
+        "overrides", nargs="*", default=[], metavar="a.b=value", help="settings to change; see `recjax show`"
+    )
+
+
+def trusting(to: argparse.ArgumentParser) -> None:
+    """Adds --trust-code, of what reads a run folder."""
+    to.add_argument(
+        "--trust-code",
+        action="store_true",
+        help="if the file of a model of your own is gone or has changed, run the copy in DIR; only if you trust "
+        "whoever made DIR",
+    )
+
+
+def checkpoint(to: argparse.ArgumentParser) -> None:
+    """Adds --step, which chooses a checkpoint of a run."""
+    to.add_argument(
+        "--step",
+        type=step,
+        metavar="STEP",
+        help="step of the checkpoint, or newest (default: the one that validation chose, or else the newest)",
+    )
+
+
+def caches(to: argparse.ArgumentParser) -> None:
+    """Adds the options of what serves tables on disk."""
+    to.add_argument(
+        "--cache-mib",
+        type=float,
+        default=64,
+        metavar="MIB",
+        help="of memory for the rows of each table that stays on disk (default: 64)",
+    )
+    to.add_argument(
+        "--pooled-mib",
+        type=float,
+        default=0,
+        metavar="MIB",
+        help="of memory for the pooled bags of each such table, which then are neither read nor summed again; scores "
+        "change by rounding (default: 0, none)",
+    )
+
+
+def step(text: str) -> int | str:
+    """The value of --step."""
+    if text != "newest" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a step nor `newest`")
+    return text if text == "newest" else int(text)
+
+
+def numbers(kind: type) -> Callable[[str], list[Any]]:
+    """The values of an option with commas between them."""
+
+    def parse(text: str) -> list[Any]:
+        try:
+            return [kind(part) for part in text.split(",")]
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers with commas between them") from None
+
+    return parse
