@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from recjax.comms.draw import time_parts
@@ -100,8 +100,7 @@ def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Mappin
     )
 
 
-def _facts(facts: Mapping[str, float]) -> list[Row]:
-    found = []
+def _facts(facts: Mapping[str, float]) -> Iterator[Row]:
     for key, name in _FACTS.items():
         ours, theirs = facts[key], PUBLISHED[key]
         same = abs(ours / theirs - 1) <= 0.02
@@ -111,20 +110,17 @@ def _facts(facts: Mapping[str, float]) -> list[Row]:
             else "only range and mean are published; how many tables have which D is chosen so that the parameters and "
             "the FLOP agree"
         )
-        found.append(
-            Row(
-                "workload",
-                name,
-                f"{theirs:,.4g}" if theirs < 1e6 else f"{theirs / 1e9:,.0f}e9",
-                f"{ours:,.4g}" if ours < 1e6 else f"{ours / 1e9:,.1f}e9",
-                same,
-                why,
-            )
+        yield Row(
+            "workload",
+            name,
+            f"{theirs:,.4g}" if theirs < 1e6 else f"{theirs / 1e9:,.0f}e9",
+            f"{ours:,.4g}" if ours < 1e6 else f"{ours / 1e9:,.1f}e9",
+            same,
+            why,
         )
-    return found
 
 
-def _all_reduces(cases: Mapping[str, Any]) -> list[Row]:
+def _all_reduces(cases: Mapping[str, Any]) -> Iterator[Row]:
     base = cases[BASE]
     bins = base["sizes"].get("all_reduce", [])
     count, total = (sum(one[i] for one in bins) or 1 for i in (1, 2))
@@ -133,20 +129,17 @@ def _all_reduces(cases: Mapping[str, Any]) -> list[Row]:
         for b, n, size in bins
     )
     large = max((size / total for _, _, size in bins), default=0.0)
-    return [
-        Row(
-            "all-reduce by size",
-            "count and share of bytes",
-            SHOWN,
-            text,
-            None,
-            f"{large:.1%} of the bytes are in the largest size: the dense gradients; the rest are sums of a few values",
-        )
-    ]
+    yield Row(
+        "all-reduce by size",
+        "count and share of bytes",
+        SHOWN,
+        text,
+        None,
+        f"{large:.1%} of the bytes are in the largest size: the dense gradients; the rest are sums of a few values",
+    )
 
 
-def _all_to_alls(cases: Mapping[str, Any]) -> list[Row]:
-    found = []
+def _all_to_alls(cases: Mapping[str, Any]) -> Iterator[Row]:
     base = cases[BASE]
     for phase in ("id_exchange", "pooled_exchange", "pooled_grad_exchange"):
         if phase not in base["phases"]:
@@ -154,15 +147,13 @@ def _all_to_alls(cases: Mapping[str, Any]) -> list[Row]:
         line = next(c for c in base["collectives"] if c["phase"] == phase)
         of = base["phases"][phase]["imbalance"]
         text = f"{size_text(line['padded_bytes'])} ({size_text(line['useful_bytes'])} useful) in {line['count']:.3g}"
-        found.append(
-            Row(
-                phase_title(phase),
-                "size of a rank's message",
-                SHOWN,
-                text,
-                None,
-                "blocks are as large as the largest that any rank has for another",
-            )
+        yield Row(
+            phase_title(phase),
+            "size of a rank's message",
+            SHOWN,
+            text,
+            None,
+            "blocks are as large as the largest that any rank has for another",
         )
         uneven = ", ".join(f"{way} {of[way]['phase']:.2f} (call {of[way]['call']:.2f})" for way in of)
         why = "received: every rank has as many samples; sent: owners of wide tables send more"
@@ -170,8 +161,7 @@ def _all_to_alls(cases: Mapping[str, Any]) -> list[Row]:
             why = "received: owners of tables with long bags get more ids; sent: every rank has as many samples"
         elif phase == "pooled_grad_exchange":
             why = "the other way round: gradients go to the owners"
-        found.append(Row(phase_title(phase), "imbalance over ranks, max/mean", SHOWN, uneven, None, why))
-    return found
+        yield Row(phase_title(phase), "imbalance over ranks, max/mean", SHOWN, uneven, None, why)
 
 
 def _bytes(one: Mapping[str, Any], kinds: Sequence[str] = KINDS, phases: Sequence[str] = ()) -> float:
@@ -189,7 +179,7 @@ def _counted(one: Mapping[str, Any], kind: str, phase: str) -> float:
 _VECTORS = ("pooled_exchange", "pooled_grad_exchange")
 
 
-def _variations(cases: Mapping[str, Any]) -> list[Row]:
+def _variations(cases: Mapping[str, Any]) -> Iterator[Row]:
     base = cases[BASE]
 
     def over(one: Mapping[str, Any], of: Callable[[Mapping[str, Any]], float]) -> str:
@@ -201,71 +191,60 @@ def _variations(cases: Mapping[str, Any]) -> list[Row]:
     def reduced(one: Mapping[str, Any]) -> float:
         return _bytes(one, ("all_reduce",))
 
-    found = []
     for name in of_variation(cases, "batch")[1:]:
         text = f"vectors {over(cases[name], vectors)}, all-reduce {over(cases[name], reduced)}"
-        found.append(
-            Row(
-                "batch size",
-                f"bytes, {name}",
-                SHOWN,
-                text,
-                None,
-                "one vector a sample and table; dense gradients have the size of the layers",
-            )
+        yield Row(
+            "batch size",
+            f"bytes, {name}",
+            SHOWN,
+            text,
+            None,
+            "one vector a sample and table; dense gradients have the size of the layers",
         )
     for name in of_variation(cases, "placement")[1:]:
         uneven = [cases[n]["phases"]["pooled_exchange"]["imbalance"]["sent"]["phase"] for n in (BASE, name)]
         text = f"{uneven[0]:.2f} table-wise, {uneven[1]:.2f} {name}; padded bytes {over(cases[name], vectors)}"
-        found.append(
-            Row(
-                "placement",
-                "imbalance of sent vectors",
-                SHOWN,
-                text,
-                None,
-                "the widest table bounds what its owner sends; pieces even that out, and blocks need less padding",
-            )
+        yield Row(
+            "placement",
+            "imbalance of sent vectors",
+            SHOWN,
+            text,
+            None,
+            "the widest table bounds what its owner sends; pieces even that out, and blocks need less padding",
         )
         if _counted(cases[name], "all_to_all", "row_statistic"):
-            found.append(
-                Row(
-                    "placement",
-                    "price of cutting columns",
-                    SHOWN,
-                    f"{_counted(cases[name], 'all_to_all', 'row_statistic'):.3g} all-to-alls of "
-                    f"{size_text(_bytes(cases[name], ('all_to_all',), ('row_statistic',)))} more, ids "
-                    f"{over(cases[name], lambda one: _bytes(one, ('all_to_all',), ('id_exchange',)))}",
-                    None,
-                    "row-wise Adagrad needs one number a row, so owners of a row's pieces add theirs up; ids go to "
-                    "each of them",
-                )
+            yield Row(
+                "placement",
+                "price of cutting columns",
+                SHOWN,
+                f"{_counted(cases[name], 'all_to_all', 'row_statistic'):.3g} all-to-alls of "
+                f"{size_text(_bytes(cases[name], ('all_to_all',), ('row_statistic',)))} more, ids "
+                f"{over(cases[name], lambda one: _bytes(one, ('all_to_all',), ('id_exchange',)))}",
+                None,
+                "row-wise Adagrad needs one number a row, so owners of a row's pieces add theirs up; ids go to each of "
+                "them",
             )
     names = of_variation(cases, "buckets")
     text = ", ".join(f"{label('buckets', n)} {_counted(cases[n], 'all_reduce', 'dense_grads'):.3g}" for n in names)
     same = all(abs(reduced(cases[n]) / reduced(base) - 1) < 0.01 for n in names)
-    found.append(
-        Row(
-            "bucket size",
-            "all-reduces of dense gradients",
-            SHOWN,
-            text,
-            None,
-            f"their bytes {'stay' if same else 'do not stay'} the same",
-        )
+    yield Row(
+        "bucket size",
+        "all-reduces of dense gradients",
+        SHOWN,
+        text,
+        None,
+        f"their bytes {'stay' if same else 'do not stay'} the same",
     )
     for name in of_variation(cases, "dense")[1:]:
         of = {kind: _bytes(cases[name], (kind,)) for kind in KINDS if kind != "all_to_all"}
         text = ", ".join(f"{kind} {size_text(size)}" for kind, size in of.items())
-        found.append(
-            Row(
-                "fully sharded",
-                "bytes of the dense part",
-                SHOWN,
-                text,
-                None,
-                f"replicated: all_reduce {size_text(reduced(base))}; a ring sends as much",
-            )
+        yield Row(
+            "fully sharded",
+            "bytes of the dense part",
+            SHOWN,
+            text,
+            None,
+            f"replicated: all_reduce {size_text(reduced(base))}; a ring sends as much",
         )
     for name in of_variation(cases, "precision")[1:]:
         why = "half as many bits"
@@ -275,42 +254,36 @@ def _variations(cases: Mapping[str, Any]) -> list[Row]:
                 "where the narrowest table has 4 columns, 12 bytes in place of 16"
             )
         ours = over(cases[name], vectors)
-        found.append(Row("quantised exchange", f"bytes of vectors, {name}", SHOWN, ours, None, why))
-    return found
+        yield Row("quantised exchange", f"bytes of vectors, {name}", SHOWN, ours, None, why)
 
 
-def _times(result: Mapping[str, Any]) -> list[Row]:
-    found = published.rows("time", result["published"]["rows"])
+def _times(result: Mapping[str, Any]) -> Iterator[Row]:
+    yield from published.rows("time", result["published"]["rows"])
     names = of_variation(result["compiled"], "buckets")
     hidden = {n: _hidden(result["compiled"][n]["time"], "dense_grads") for n in names}
     text = ", ".join(f"{label('buckets', n)} {share:.0%}" for n, share in hidden.items())
     size = "" if result["full"] else " of the smaller model"
-    found.append(
-        Row(
-            "time",
-            "share of the large all-reduces that computing hides",
-            "hidden",
-            f"{text} (predicted)",
-            max(hidden.values()) > 0.5,
-            f"on V100{size}: one all-reduce at the end has nothing to hide behind; buckets go while earlier layers are "
-            "computed, and the last one stays",
-        )
+    yield Row(
+        "time",
+        "share of the large all-reduces that computing hides",
+        "hidden",
+        f"{text} (predicted)",
+        max(hidden.values()) > 0.5,
+        f"on V100{size}: one all-reduce at the end has nothing to hide behind; buckets go while earlier layers are "
+        "computed, and the last one stays",
     )
     if result["measured"]:
         times = {n: one["time"] for n, one in result["measured"].items() if one["time"]}
         base = times[BASE]
-        found.append(
-            Row(
-                "time",
-                "of a step in communication",
-                f"about {SHARE:.0%}",
-                f"{base['share']:.0%} ({base['exposed_share']:.0%} exposed)",
-                abs(base["share"] / SHARE - 1) <= 0.25,
-                f"measured on {result['devices']} devices of this machine, of a smaller model: its exchange is a copy "
-                "in memory, and a step computes longer than on a GPU",
-            )
+        yield Row(
+            "time",
+            "of a step in communication",
+            f"about {SHARE:.0%}",
+            f"{base['share']:.0%} ({base['exposed_share']:.0%} exposed)",
+            abs(base["share"] / SHARE - 1) <= 0.25,
+            f"measured on {result['devices']} devices of this machine, of a smaller model: its exchange is a copy in "
+            "memory, and a step computes longer than on a GPU",
         )
-    return found
 
 
 def _hidden(time: Mapping[str, Any], phase: str) -> float:

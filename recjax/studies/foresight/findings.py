@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from recjax.planning import reach
@@ -61,38 +61,32 @@ def _conditions(result: Mapping[str, Any]) -> list[str]:
     return found + ([] if about["complete"] else ["Not complete: the same command goes on from here."])
 
 
-def _errors(result: Mapping[str, Any]) -> list[Row]:
-    lin, found = result["lin"], []
+def _errors(result: Mapping[str, Any]) -> Iterator[Row]:
+    lin = result["lin"]
     for devices, of in result["errors"].items():
         full, alone = of["step_ms"], of.get("kernels_ms")
         on = f"{devices} device(s)"
         theirs = lin["end_to_end_gmae"]
-        found.append(
-            Row(
-                "end to end",
-                f"GMAE of a step's predicted time, {on}",
-                f"{theirs:.2%} (one V100)",
-                f"{full['gmae']:.1%} of {full['points']} cases, the worst {full['worst']:.2f}x",
-                full["gmae"] <= theirs,
-                f"another machine; repeat error of the measurement {of['repeat']:.3f}; the same if no larger",
-            )
+        yield Row(
+            "end to end",
+            f"GMAE of a step's predicted time, {on}",
+            f"{theirs:.2%} (one V100)",
+            f"{full['gmae']:.1%} of {full['points']} cases, the worst {full['worst']:.2f}x",
+            full["gmae"] <= theirs,
+            f"another machine; repeat error of the measurement {of['repeat']:.3f}; the same if no larger",
         )
         if alone:
-            found.append(
-                Row(
-                    "kernels alone",
-                    f"error of the sum of kernels alone, {on}",
-                    f"up to {lin['kernels_alone_worst']:.0%}, above that of all",
-                    f"GMAE {alone['gmae']:.1%}, the worst {alone['worst']:.2f}x; {alone['low']:.0%} too short",
-                    alone["gmae"] > full["gmae"],
-                    "the same if above that of the full prediction: what lies between kernels counts",
-                )
+            yield Row(
+                "kernels alone",
+                f"error of the sum of kernels alone, {on}",
+                f"up to {lin['kernels_alone_worst']:.0%}, above that of all",
+                f"GMAE {alone['gmae']:.1%}, the worst {alone['worst']:.2f}x; {alone['low']:.0%} too short",
+                alone["gmae"] > full["gmae"],
+                "the same if above that of the full prediction: what lies between kernels counts",
             )
-    return found
 
 
-def _rankings(rankings: Sequence[Mapping[str, Any]]) -> list[Row]:
-    found = []
+def _rankings(rankings: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     for row in rankings:
         text = f"tau {row['tau']:.2f}, from sizes alone {row['tau_sketch']:.2f}; best plan {row['best']}"
         why = f"noise {row['noise']:.2f}"
@@ -102,33 +96,28 @@ def _rankings(rankings: Sequence[Mapping[str, Any]]) -> list[Row]:
             why = f"the planner's plan takes {row['planner']:.2f} of the best one's time" + (
                 f" and {row['auto']:.2f} of the plain rule's; {why}" if "auto" in row else f"; {why}"
             )
-        found.append(
-            Row(
-                "ranking",
-                f"order of plans, predicted and measured: {row['workload']} devices",
-                "not asked",
-                text,
-                None,
-                why,
-            )
-        )
-    return found
-
-
-def _signs(signs: Mapping[str, Any]) -> list[Row]:
-    if not signs["changes"]:
-        return []
-    counts = f"{signs['right']} right, {signs['wrong']} wrong, {signs['within_noise']} within the noise"
-    return [
-        Row(
-            "changes",
-            "signs of changes of a step's time",
+        yield Row(
+            "ranking",
+            f"order of plans, predicted and measured: {row['workload']} devices",
             "not asked",
-            counts,
+            text,
             None,
-            "noise: two standard errors of the ratio",
+            why,
         )
-    ]
+
+
+def _signs(signs: Mapping[str, Any]) -> Iterator[Row]:
+    if not signs["changes"]:
+        return
+    counts = f"{signs['right']} right, {signs['wrong']} wrong, {signs['within_noise']} within the noise"
+    yield Row(
+        "changes",
+        "signs of changes of a step's time",
+        "not asked",
+        counts,
+        None,
+        "noise: two standard errors of the ratio",
+    )
 
 
 def _error_rows(errors: Mapping[str, Any]) -> list[list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from recjax.data import presence
@@ -73,37 +73,31 @@ def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Sequen
     )
 
 
-def _presence(described: Mapping[str, Any], data: str) -> list[Row]:
+def _presence(described: Mapping[str, Any], data: str) -> Iterator[Row]:
     of = described["all"]
     at = max((place for place, share in enumerate(presence.COVERAGES) if share <= 0.9), default=0)
     share = presence.COVERAGES[at]
-    found = [
-        Row(
-            "coverage",
-            f"share of the items that takes {share:.0%} of the look-ups",
-            _KAGGLE,
-            f"{of['items_for_share'][at]:.1%} on {data}",
-            None,
-            "a property of the data: the same only on the same",
-        )
-    ]
+    yield Row(
+        "coverage",
+        f"share of the items that takes {share:.0%} of the look-ups",
+        _KAGGLE,
+        f"{of['items_for_share'][at]:.1%} on {data}",
+        None,
+        "a property of the data: the same only on the same",
+    )
     if described["new"] is not None:
-        found.append(
-            Row(
-                "coverage",
-                "items of a batch that no batch before it had",
-                "under 1%",
-                f"{described['new']:.2%}",
-                described["new"] < 0.01,
-                f"batches of {described['batch_size']:,}, mean of the later half of {described['batches']}: the share "
-                "falls with larger batches and more of them",
-            )
+        yield Row(
+            "coverage",
+            "items of a batch that no batch before it had",
+            "under 1%",
+            f"{described['new']:.2%}",
+            described["new"] < 0.01,
+            f"batches of {described['batch_size']:,}, mean of the later half of {described['batches']}: the share "
+            "falls with larger batches and more of them",
         )
-    return found
 
 
-def _gains(result: Mapping[str, Any]) -> list[Row]:
-    found = []
+def _gains(result: Mapping[str, Any]) -> Iterator[Row]:
     for line in result["summary"]:
         for what, unit in (("cpu", "CPU time of a step"), ("bytes", "bytes sent")):
             if what not in line:
@@ -117,30 +111,25 @@ def _gains(result: Mapping[str, Any]) -> list[Row]:
                 if timed
                 else "bytes are no times; dedup takes most of what copies would save"
             )
-            found.append(
-                Row(
-                    "speed",
-                    f"{unit}, times less than {_FIRST}, {line['devices']} device(s)",
-                    f"{SPEED[0]} to {SPEED[1]} times faster",
-                    f"best {best:.2f} ({ways})",
-                    SPEED[0] <= best <= SPEED[1] if timed else None,
-                    why,
-                )
+            yield Row(
+                "speed",
+                f"{unit}, times less than {_FIRST}, {line['devices']} device(s)",
+                f"{SPEED[0]} to {SPEED[1]} times faster",
+                f"best {best:.2f} ({ways})",
+                SPEED[0] <= best <= SPEED[1] if timed else None,
+                why,
             )
-    return found
 
 
-def _on_hosts(copies: Sequence[Mapping[str, Any]]) -> list[Row]:
+def _on_hosts(copies: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     """A row for each pair of copies on devices and on hosts."""
-    found = []
     for on_devices, on_hosts in zip(copies[::2], copies[1::2], strict=True):
         of = {name: on_hosts[name] / on_devices[name] for name in ("held", "sent", "across") if on_devices[name]}
         ours = ", ".join(f"{name} {ratio:.3f}x" for name, ratio in of.items())
         where = f"{on_devices['rows']:,} hot rows, {on_devices['devices']} devices in {on_devices['hosts']} host(s)"
         why = "a device holds a part of its host's copy, and across hosts sends that part alone"
         what = f"bytes with copies on hosts, over those on devices, {where}"
-        found.append(Row("copies", what, "not stated", ours, None, why))
-    return found
+        yield Row("copies", what, "not stated", ours, None, why)
 
 
 def _copies(copies: Sequence[Mapping[str, Any]]) -> Table:

@@ -6,7 +6,7 @@ of a difference is the clock's. Ratios are taken within a round, so that what sl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -147,19 +147,17 @@ def report(result: Mapping[str, Any], about: Mapping[str, Any]) -> Report:
     )
 
 
-def _rows(line: Mapping[str, Any]) -> list[Row]:
+def _rows(line: Mapping[str, Any]) -> Iterator[Row]:
     found, on = line["verdict"], f"{line['devices']} device(s)"
     chosen = line["choice"]["rows"]
-    return [
-        Row(
-            "choice",
-            f"step with the chosen number over the shortest one, {on}",
-            "not stated",
-            f"{found['chosen_over_best']:.3f} ({chosen:,} chosen, {found['best']:,} shortest)",
-            None,
-            f"{'at most' if found['near'] else 'more than'} {1 + NEAR:.2f}; band of the clock {found['band']:.1%}",
-        )
-    ]
+    yield Row(
+        "choice",
+        f"step with the chosen number over the shortest one, {on}",
+        "not stated",
+        f"{found['chosen_over_best']:.3f} ({chosen:,} chosen, {found['best']:,} shortest)",
+        None,
+        f"{'at most' if found['near'] else 'more than'} {1 + NEAR:.2f}; band of the clock {found['band']:.1%}",
+    )
 
 
 def _table(line: Mapping[str, Any]) -> Table:

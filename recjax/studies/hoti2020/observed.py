@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from recjax.studies.hoti2020.study import ASSUMPTIONS, DIRECT, TREE
@@ -42,26 +42,22 @@ def _spread(times: Mapping[str, float]) -> float:
     return max(times.values()) / min(times.values())
 
 
-def _systems(of: Sequence[Mapping[str, Any]]) -> list[Row]:
-    found = []
+def _systems(of: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     for all_reduce in (TREE, DIRECT):
         own = [row for row in of if row["all_reduce"] == all_reduce]
         times = {row["system"]: row["time_ns"] for row in own}
         ratio = _spread(times)
         text = f"{ratio:.2f}x: " + ", ".join(f"{name} {time_text(time)}" for name, time in times.items())
         computing = own[0]["compute_ns"] / min(times.values())
-        found.append(
-            Row(
-                "systems",
-                f"two iterations, slowest over fastest system ({NAMES[all_reduce]})",
-                "3x",
-                text,
-                abs(ratio - 3) <= 0.75,
-                f"it hangs on the FLOP/s that are reached, see below: computing is {computing:.0%} of the fastest "
-                "system's time",
-            )
+        yield Row(
+            "systems",
+            f"two iterations, slowest over fastest system ({NAMES[all_reduce]})",
+            "3x",
+            text,
+            abs(ratio - 3) <= 0.75,
+            f"it hangs on the FLOP/s that are reached, see below: computing is {computing:.0%} of the fastest system's "
+            "time",
         )
-    return found
 
 
 def crossing(by_flops: Mapping[float, float], level: float) -> float | None:
@@ -81,7 +77,7 @@ def ratios(of: Sequence[Mapping[str, Any]]) -> dict[float, float]:
     return {tflops: _spread(times) for tflops, times in sorted(by_flops.items())}
 
 
-def _flops(of: Sequence[Mapping[str, Any]]) -> list[Row]:
+def _flops(of: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     found = ratios(of)
     at = crossing(found, 3.0)
     text = ", ".join(f"{tflops:g}: {ratio:.2f}x" for tflops, ratio in found.items())
@@ -89,11 +85,10 @@ def _flops(of: Sequence[Mapping[str, Any]]) -> list[Row]:
     why = "the text does not say whether 60 is reached or a peak; half of it would be usual for such products"
     quantity = "reached TFLOP/s at which 3x holds (direct)"
     same = None if at is None else abs(at / 60 - 1) <= 0.25
-    return [Row("systems", quantity, "3x; says 60 TFLOP/s a GPU", f"{where} ({text})", same, why)]
+    yield Row("systems", quantity, "3x; says 60 TFLOP/s a GPU", f"{where} ({text})", same, why)
 
 
-def _lone_all_reduce(of: Sequence[Mapping[str, Any]]) -> list[Row]:
-    found = []
+def _lone_all_reduce(of: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     for all_reduce in (TREE, DIRECT):
         for count in sorted({row["chunks"] for row in of}):
             own = [r for r in of if (r["all_reduce"], r["chunks"]) == (all_reduce, count)]
@@ -109,16 +104,15 @@ def _lone_all_reduce(of: Sequence[Mapping[str, Any]]) -> list[Row]:
             model = _AGREES if compared else "against the same analytical model"
             if count > 1 and all_reduce == DIRECT:
                 model += ", in which all chunks go at once and each takes its part of the time"
-            found.append(Row("lone all-reduce", what, "up to 50x", text, same, f"{why}; {model}"))
-    return found
+            yield Row("lone all-reduce", what, "up to 50x", text, same, f"{why}; {model}")
 
 
-def _in_flight(of: Sequence[Mapping[str, Any]]) -> list[Row]:
+def _in_flight(of: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     lifo = _by_system([row for row in of if row["scheduling"] == "lifo"], "in_flight")
     fifo = _by_system([row for row in of if row["scheduling"] == "fifo"], "in_flight")
     both = {(name, n): fifo[name][n] / lifo[name][n] for name in fifo for n in fifo[name]}
     text = ", ".join(f"{name} ({n}) {ratio:.3f}" for (name, n), ratio in both.items())
-    orders = Row(
+    yield Row(
         "scheduling",
         "FIFO's time over LIFO's, chunks in flight in brackets",
         _QUESTION,
@@ -128,7 +122,7 @@ def _in_flight(of: Sequence[Mapping[str, Any]]) -> list[Row]:
         if min(both.values()) >= 1
         else "LIFO is not faster everywhere",
     )
-    return [orders, _optimum("chunks in flight", lifo, "more of them under way fill the links, and wait longer")]
+    yield _optimum("chunks in flight", lifo, "more of them under way fill the links, and wait longer")
 
 
 def _optimum(what: str, times: Mapping[str, Mapping[Any, float]], why: str) -> Row:
@@ -150,18 +144,13 @@ def _optimum(what: str, times: Mapping[str, Mapping[Any, float]], why: str) -> R
     )
 
 
-def _chunk_counts(of: Sequence[Mapping[str, Any]]) -> list[Row]:
-    return [
-        _optimum(
-            "chunks",
-            _by_system(of, "chunks"),
-            "chunks fill both hops of a switch, and each pays its copies, of 1 us here",
-        )
-    ]
+def _chunk_counts(of: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
+    yield _optimum(
+        "chunks", _by_system(of, "chunks"), "chunks fill both hops of a switch, and each pays its copies, of 1 us here"
+    )
 
 
-def _copies(of: Sequence[Mapping[str, Any]]) -> list[Row]:
-    found = []
+def _copies(of: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     for all_reduce in (TREE, DIRECT):
         times = _by_system([row for row in of if row["all_reduce"] == all_reduce], "copy_us")
         slower = {name: t[100] / t[0.01] for name, t in times.items()}
@@ -172,17 +161,14 @@ def _copies(of: Sequence[Mapping[str, Any]]) -> list[Row]:
         why = "with their algorithm: a tree across all GPUs pays a copy at each of its 14 steps"
         if all_reduce == DIRECT:
             why = "direct has 2 steps on a flat system, and a hierarchical one more"
-        found.append(
-            Row(
-                "memory copies",
-                f"100 us against 0.01 us ({NAMES[all_reduce]})",
-                "flat systems are more sensitive",
-                text,
-                same,
-                why,
-            )
+        yield Row(
+            "memory copies",
+            f"100 us against 0.01 us ({NAMES[all_reduce]})",
+            "flat systems are more sensitive",
+            text,
+            same,
+            why,
         )
-    return found
 
 
 def _differ(slower: Mapping[str, float]) -> bool:
@@ -191,8 +177,7 @@ def _differ(slower: Mapping[str, float]) -> bool:
     return bool(flat and deep) and abs(max(flat) - max(deep)) > 0.05 * max(flat + deep)
 
 
-def _transport(of: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Row]:
-    found = []
+def _transport(of: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Row]:
     times: dict[str, dict[float, tuple[float, int]]] = {}
     for row in of["alone"]:
         if row["window_bytes"] == 5e5 and row["what"] == "many_to_one":
@@ -203,15 +188,13 @@ def _transport(of: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Row]:
         for name, t in times.items()
     )
     slower = {name: max(t[16e6][0], t[64e6][0]) / t[1e9][0] for name, t in times.items()}
-    found.append(
-        Row(
-            "switch buffer",
-            "64 and 16 MB against 1 GB, 1 MiB from every GPU to one",
-            _DIFFER,
-            text,
-            _differ(slower),
-            "in a flat system all connections share one buffer; in a hierarchical one a switch has fewer ports",
-        )
+    yield Row(
+        "switch buffer",
+        "64 and 16 MB against 1 GB, 1 MiB from every GPU to one",
+        _DIFFER,
+        text,
+        _differ(slower),
+        "in a flat system all connections share one buffer; in a hierarchical one a switch has fewer ports",
     )
     alone = {
         (r["system"], r["window_bytes"]): r["time_ns"]
@@ -220,15 +203,13 @@ def _transport(of: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Row]:
     }
     windows = {name: alone[name, 1e5] / alone[name, 5e5] for name, window in alone if window == 5e5}
     text = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in windows.items())
-    found.append(
-        Row(
-            "TCP window",
-            "0.1 MB against 0.5 MB, a lone all-reduce of 8 MiB (double binary tree)",
-            _QUESTION,
-            text,
-            None,
-            "a window below bandwidth times round trip bounds the rate",
-        )
+    yield Row(
+        "TCP window",
+        "0.1 MB against 0.5 MB, a lone all-reduce of 8 MiB (double binary tree)",
+        _QUESTION,
+        text,
+        None,
+        "a window below bandwidth times round trip bounds the rate",
     )
     for all_reduce in (TREE, DIRECT):
         own = [row for row in of["iterations"] if row["all_reduce"] == all_reduce]
@@ -237,10 +218,8 @@ def _transport(of: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Row]:
         why = "a chunk between two neighbours of a tree is as long as a window or longer"
         if all_reduce == DIRECT:
             why = "a connection of the direct algorithm has less than a window to send"
-        found.append(
-            Row(
-                "TCP window", f"0.1 MB against 0.5 MB, two iterations ({NAMES[all_reduce]})", _QUESTION, text, None, why
-            )
+        yield Row(
+            "TCP window", f"0.1 MB against 0.5 MB, two iterations ({NAMES[all_reduce]})", _QUESTION, text, None, why
         )
         small = {row["system"]: row for row in own if row["buffer_bytes"] == 64e6}
         slower = {name: row["time_ns"] / wide[name][5e5] for name, row in small.items()}
@@ -251,20 +230,17 @@ def _transport(of: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Row]:
         why = "all ports are served evenly, and no queue is as long"
         if lost:
             why = "what is lost waits for a timeout; a switch of all GPUs holds the queues of all ports in one buffer"
-        found.append(
-            Row(
-                "switch buffer",
-                f"64 MB against 1 GB, two iterations ({NAMES[all_reduce]})",
-                _DIFFER,
-                text,
-                _differ(slower),
-                why,
-            )
+        yield Row(
+            "switch buffer",
+            f"64 MB against 1 GB, two iterations ({NAMES[all_reduce]})",
+            _DIFFER,
+            text,
+            _differ(slower),
+            why,
         )
-    return found
 
 
-_OBSERVERS: dict[str, Callable[[Any], list[Row]]] = {
+_OBSERVERS: dict[str, Callable[[Any], Iterator[Row]]] = {
     "systems": _systems,
     "flops": _flops,
     "lone_all_reduce": _lone_all_reduce,
