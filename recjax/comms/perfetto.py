@@ -8,6 +8,7 @@ from typing import Any
 from recjax.comms.calls import waiting_of
 from recjax.comms.trace import COMPUTE, Trace
 from recjax.errors import DataError
+from recjax.utils.trace_events import names, span
 
 FILE = "timeline.json"
 _COMPUTING = 0  # thread; collectives take the first free one above
@@ -42,22 +43,9 @@ def write(trace: Trace) -> dict[str, bytes]:
                     "waiting_us": None if waits is None else waits / 1e3,
                 }
             name, took_ns = event.phase or event.name or event.kind, event.end_ns - event.start_ns
-            found.append(
-                {
-                    "name": name,
-                    "cat": event.kind,
-                    "ph": "X",
-                    "pid": rank,
-                    "tid": thread,
-                    "ts": event.start_ns / 1e3,
-                    "dur": took_ns / 1e3,
-                    "args": args,
-                }
-            )
-        found.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}})
-        for thread in range(len(free) + 1):
-            what = f"collectives {thread}" if thread else "computing"
-            found.append({"name": "thread_name", "ph": "M", "pid": rank, "tid": thread, "args": {"name": what}})
+            found.append(span(name, event.kind, (rank, thread), event.start_ns / 1e3, took_ns / 1e3, args))
+        collectives = {thread: f"collectives {thread}" for thread in range(1, len(free) + 1)}
+        found += names(rank, f"rank {rank}", {_COMPUTING: "computing"} | collectives)
     if not any(event["ph"] == "X" for event in found):
         raise DataError(
             "nothing in the trace has both a beginning and a duration, so there is no timeline of it. Record it with "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from recjax.planning.predict import Prediction
-from recjax.utils import plots
+from recjax.utils import plots, trace_events
 
 # Families of parts of a step, and their colours.
 FAMILIES = {
@@ -132,47 +132,21 @@ def _rows(prediction: Prediction) -> dict[tuple[str, int], int]:
 def trace(prediction: Prediction) -> dict[str, Any]:
     """Events of a step in the trace event format: a process for a device, for all alike, and one for the host."""
     rows, critical = _rows(prediction), set(prediction.schedule.critical)
-    events: list[dict[str, Any]] = []
-
-    def named(pid: int, name: str, threads: dict[int, str]) -> None:
-        events.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}})
-        for tid, thread in threads.items():
-            events.append({"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": thread}})
-
     devices = prediction.host.devices
     name = f"a device, for all {devices}" if devices > 1 else "the device"
-    named(0, name, {row: f"{stream} {lane}" for (stream, lane), row in rows.items()})
+    events = trace_events.names(0, name, {row: f"{stream} {lane}" for (stream, lane), row in rows.items()})
     for span in prediction.schedule.spans:
         node = prediction.graph.nodes[span.node]
         works = [{"kernel": w.kernel, **w.sizes, "flops": w.flops, "bytes": w.bytes} for w in node.works]
-        events.append(
-            {
-                "name": node.name,
-                "cat": node.part,
-                "ph": "X",
-                "pid": 0,
-                "tid": rows[span.stream, span.lane],
-                "ts": span.start_us,
-                "dur": span.end_us - span.start_us,
-                "args": {"part": node.part, "critical": span.node in critical, "turns": node.trips, "works": works},
-            }
-        )
-    named(1, "the host, a batch ahead", {0: "main thread", 1: "a worker"})
+        about = {"part": node.part, "critical": span.node in critical, "turns": node.trips, "works": works}
+        place, took_us = (0, rows[span.stream, span.lane]), span.end_us - span.start_us
+        events.append(trace_events.span(node.name, node.part, place, span.start_us, took_us, about))
+    events += trace_events.names(1, "the host, a batch ahead", {0: "main thread", 1: "a worker"})
     main_at = worker_at = 0.0
     for stage, us in prediction.stages.items():
         worker = stage in ("host_read", "host_route") and prediction.host.workers > 0
         at = worker_at if worker else main_at
-        events.append(
-            {
-                "name": stage.removeprefix("host_"),
-                "cat": "host",
-                "ph": "X",
-                "pid": 1,
-                "tid": int(worker),
-                "ts": at,
-                "dur": us,
-            }
-        )
+        events.append(trace_events.span(stage.removeprefix("host_"), "host", (1, int(worker)), at, us))
         if worker:
             worker_at += us
         else:

@@ -240,21 +240,15 @@ def exact_sizes(demand: Demand, plan: Plan) -> StepSizes:
 def _of_plans(
     chosen: Prediction, kept: bool, plain: Prediction, plain_fits: bool, finals: Sequence[Prediction]
 ) -> dict[str, Any]:
-    ms = {"the plain rule": plain.step_us / 1e3} if plain_fits else {}
-    ms |= {f"the planner's {'best' if not n else 'next'}": p.step_us / 1e3 for n, p in enumerate(finals)}
+    tried = {"the plain rule": plain} if plain_fits else {}
+    tried |= {f"the planner's {'best' if not n else 'next'}": found for n, found in enumerate(finals)}
     name = "the plain rule" if kept else "the planner's best"
-    others = {other: value for other, value in ms.items() if other != name}
-    following = min(others, key=others.__getitem__, default=None)
-    return {
-        "what": "plan",
-        "chosen": name,
-        "step_ms": chosen.step_us / 1e3,
-        "next": following,
-        "next_step_ms": others[following] if following else None,
-        "why": f"no other plan is predicted to be more than {BAND:.0%} faster: that is within the error of predictions"
-        if kept
-        else ("shortest predicted step" if plain_fits else "the plain rule does not fit"),
-    }
+    others = [other for other in tried if other != name]
+    following = min(others, key=lambda other: tried[other].step_us, default=None)
+    why = "shortest predicted step" if plain_fits else "the plain rule does not fit"
+    if kept:
+        why = f"no other plan is predicted to be more than {BAND:.0%} faster: that is within the error of predictions"
+    return _choice("plan", name, why, chosen, following, tried[following] if following else None)
 
 
 def reasons(planner: Planner, ways: Assignment) -> dict[str, dict[str, Any]]:
@@ -315,18 +309,7 @@ def dense_bucket(planner: Planner, exact: StepSizes, chosen: Prediction) -> tupl
     dense = planner.question.dense
     own = dense.bucket_bytes / 2**20
     if not planner.question.open_bucket or exact.devices == 1:
-        return (
-            own,
-            chosen,
-            {
-                "what": "bucket",
-                "chosen": own,
-                "why": "as the config says",
-                "next": None,
-                "step_ms": chosen.step_us / 1e3,
-                "next_step_ms": None,
-            },
-        )
+        return own, chosen, _choice("bucket", own, "as the config says", chosen)
     tried = {
         mib: chosen if mib == own else planner.predicted(exact, dataclasses.replace(dense, bucket_bytes=mib * 2**20))
         for mib in BUCKETS_MIB
@@ -335,18 +318,9 @@ def dense_bucket(planner: Planner, exact: StepSizes, chosen: Prediction) -> tupl
     best = min(tried, key=lambda mib: price(tried[mib]))
     best = 0.0 if price(tried[0.0]) <= (1 + BAND) * price(tried[best]) else best
     following = min((mib for mib in tried if mib != best), key=lambda mib: price(tried[mib]), default=None)
-    return (
-        best,
-        tried[best],
-        {
-            "what": "bucket",
-            "chosen": best,
-            "step_ms": tried[best].step_us / 1e3,
-            "next": following,
-            "next_step_ms": None if following is None else tried[following].step_us / 1e3,
-            "why": "MiB of dense gradients that are sent at a time; 0: all after the backward pass",
-        },
-    )
+    why = "MiB of dense gradients that are sent at a time; 0: all after the backward pass"
+    after = None if following is None else tried[following]
+    return best, tried[best], _choice("bucket", best, why, tried[best], following, after)
 
 
 def _routing(
@@ -364,18 +338,7 @@ def _routing(
         fixed = "the plain rule: the machine file says nothing of routing"
     if fixed:
         routing = "auto" if planner.question.open_routing and not machine.shared else given
-        return (
-            routing,
-            chosen,
-            {
-                "what": "routing",
-                "chosen": given,
-                "why": fixed,
-                "next": None,
-                "step_ms": chosen.step_us / 1e3,
-                "next_step_ms": None,
-            },
-        )
+        return routing, chosen, _choice("routing", given, fixed, chosen)
     dense = dataclasses.replace(planner.question.dense, bucket_bytes=bucket * 2**20)
     tried = {
         who: planner.predicted(dataclasses.replace(exact, host_routes=who == "host"), dense)
@@ -384,15 +347,19 @@ def _routing(
     slower = price(tried["device"]) * (1 + BAND)
     best = "device" if slower < price(tried["host"]) else "host"
     other = "host" if best == "device" else "device"
-    return (
-        best,
-        tried[best],
-        {
-            "what": "routing",
-            "chosen": best,
-            "step_ms": tried[best].step_us / 1e3,
-            "next": other,
-            "next_step_ms": tried[other].step_us / 1e3,
-            "why": "who finds the distinct rows of a batch",
-        },
-    )
+    why = "who finds the distinct rows of a batch"
+    return best, tried[best], _choice("routing", best, why, tried[best], other, tried[other])
+
+
+def _choice(
+    what: str, chosen: Any, why: str, of: Prediction, following: Any = None, after: Prediction | None = None
+) -> dict[str, Any]:
+    """What was chosen and the next best, with the steps that are predicted for both; None without a next one."""
+    return {
+        "what": what,
+        "chosen": chosen,
+        "step_ms": of.step_us / 1e3,
+        "next": following,
+        "next_step_ms": None if after is None else after.step_us / 1e3,
+        "why": why,
+    }

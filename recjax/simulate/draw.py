@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from recjax.simulate.system import Played
+from recjax.utils import trace_events
 from recjax.utils.files import write_whole
 from recjax.utils.plots import GREY, PALETTE, figure, legend_beside, png, stacked
 from recjax.utils.units import time_text
@@ -110,22 +111,10 @@ def chrome_trace(result: Played) -> dict[str, Any]:
                 ready = float(result.ready[i, actor])
                 details |= {"bytes": operation.bytes, "queued_us": (start - ready) / 1e3}
             details["exposed_us"] = float(result.waited[i, actor]) / 1e3
-            events.append(
-                {
-                    "name": operation.name,
-                    "cat": kind,
-                    "ph": "X",
-                    "pid": actor,
-                    "tid": row,
-                    "ts": start / 1e3,
-                    "dur": (end - start) / 1e3,
-                    "args": details,
-                }
-            )
+            place = (actor, row)
+            events.append(trace_events.span(operation.name, kind, place, start / 1e3, (end - start) / 1e3, details))
             rows = max(rows, row)
         whole = f"rank {actor}" + (" (stands for all)" if getattr(result, "shortcut", "") else "")
-        events.append({"name": "process_name", "ph": "M", "pid": actor, "args": {"name": whole}})
-        for row in range(rows + 1):
-            name = f"collectives {row}" if row else "computation"
-            events.append({"name": "thread_name", "ph": "M", "pid": actor, "tid": row, "args": {"name": name}})
+        collectives = {row: f"collectives {row}" for row in range(1, rows + 1)}
+        events += trace_events.names(actor, whole, {0: "computation"} | collectives)
     return {"traceEvents": events, "displayTimeUnit": "ns"}
