@@ -24,18 +24,7 @@ from recjax.tiers.disk import WRITE_BYTES
 from recjax.tiers.records import READ_BYTES, Cells, record_bytes
 from recjax.tiers.stage import split_by_owner
 
-COUNTS = (
-    "hits",
-    "misses",
-    "first",
-    "leaves",
-    "reads",
-    "pieces_read",
-    "bytes_read",
-    "writes",
-    "pieces_written",
-    "bytes_written",
-)
+COUNTS = tuple("hits misses first leaves reads pieces_read bytes_read writes pieces_written bytes_written".split())
 Homes = dict[str, list[np.ndarray]]  # group name -> of each owner the distinct homes that a batch names, ascending
 
 

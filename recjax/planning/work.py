@@ -15,55 +15,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from recjax.utils.hlo import Array, Computation, Instruction, Program
 
 FREE = frozenset(
-    (
-        "parameter",
-        "constant",
-        "tuple",
-        "get-tuple-element",
-        "bitcast",
-        "after-all",
-        "partition-id",
-        "replica-id",
-        "opt-barrier",
-        "add-dependency",
-        "domain",
-        "get-dimension-size",
-    )
+    """
+    parameter constant tuple get-tuple-element bitcast after-all partition-id replica-id opt-barrier add-dependency
+    domain get-dimension-size
+    """.split()
 )
 _MOVES = frozenset(
-    (
-        "copy",
-        "transpose",
-        "concatenate",
-        "slice",
-        "pad",
-        "broadcast",
-        "reshape",
-        "reverse",
-        "iota",
-        "dynamic-slice",
-        "dynamic-update-slice",
-        "copy-start",
-        "bitcast-convert",
-        "custom-call",
-    )
+    """
+    copy transpose concatenate slice pad broadcast reshape reverse iota dynamic-slice dynamic-update-slice copy-start
+    bitcast-convert custom-call
+    """.split()
 )
 _TRANSCENDENTAL = frozenset(
-    (
-        "exponential",
-        "exponential-minus-one",
-        "log",
-        "log-plus-one",
-        "tanh",
-        "logistic",
-        "power",
-        "sine",
-        "cosine",
-        "tan",
-        "atan2",
-        "erf",
-        "cbrt",
-    )
+    "exponential exponential-minus-one log log-plus-one tanh logistic power sine cosine tan atan2 erf cbrt".split()
 )
 _SLICES = ("gather", "slice", "dynamic-slice")
 _UPDATES = ("scatter", "dynamic-update-slice")

@@ -13,22 +13,11 @@ if TYPE_CHECKING:
     from recjax.simulate.tcp import Tcp
     from recjax.simulate.topology import Topology
 
-NAMES = (  # of all but --vary, as the parsed options have them
-    "topology",
-    "bandwidth",
-    "latency",
-    "endpoint_delay",
-    "copy_latency",
-    "chunks",
-    "in_flight",
-    "no_congestion",
-    "tcp_window",
-    "ack_delay",
-    "switch_buffer",
-    "segment",
-    "tcp_timeout",
-    "tcp_start",
-    "shortcut",
+NAMES = tuple(  # of all but --vary, as the parsed options have them
+    """
+    topology bandwidth latency endpoint_delay copy_latency chunks in_flight no_congestion tcp_window ack_delay
+    switch_buffer segment tcp_timeout tcp_start shortcut
+    """.split()
 )
 _OF_TCP = {  # defaults
     "ack_delay": "0ns",

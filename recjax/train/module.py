@@ -33,21 +33,12 @@ from recjax.utils import log
 _LIBRARIES = {"recjax", "jax", "jaxlib", "flax", "optax", "numpy", *sys.stdlib_module_names}
 _LONGEST = 500  # characters of an error of other libraries, which may have many paragraphs
 # Primitives that give values of their first operand, each in another place or format.
-_MOVES = {
-    "reshape",
-    "squeeze",
-    "slice",
-    "dynamic_slice",
-    "gather",
-    "transpose",
-    "broadcast_in_dim",
-    "expand_dims",
-    "copy",
-    "convert_element_type",
-    "reduce_precision",
-    "pvary",
-    "pcast",
-}
+_MOVES = set(
+    """
+    reshape squeeze slice dynamic_slice gather transpose broadcast_in_dim expand_dims copy convert_element_type
+    reduce_precision pvary pcast
+    """.split()
+)
 _looked_at: set[type] = set()  # modules whose logits were looked at in this process
 
 

@@ -29,16 +29,8 @@ from recjax.errors import DataError
 from recjax.settings.values import check_ranges
 
 _INTEGERS = ("C1", "banner_pos", "device_type", "device_conn_type", *(f"C{i}" for i in range(14, 22)))
-_HASHES = (
-    "site_id",
-    "site_domain",
-    "site_category",
-    "app_id",
-    "app_domain",
-    "app_category",
-    "device_id",
-    "device_ip",
-    "device_model",
+_HASHES = tuple(
+    "site_id site_domain site_category app_id app_domain app_category device_id device_ip device_model".split()
 )
 _COLUMNS = ("click", "hour", *_INTEGERS, *_HASHES)
 _FORM = Form(_COLUMNS, header=_COLUMNS)

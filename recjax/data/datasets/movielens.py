@@ -28,26 +28,11 @@ Variant = Literal["100k", "1m", "latest"]
 
 _RATINGS = ("user", "movie", "rating", "timestamp")
 _MOVIES = ("movie", "title", "genres")
-_GENRES = (
-    "unknown",
-    "Action",
-    "Adventure",
-    "Animation",
-    "Children's",
-    "Comedy",
-    "Crime",
-    "Documentary",
-    "Drama",
-    "Fantasy",
-    "Film-Noir",
-    "Horror",
-    "Musical",
-    "Mystery",
-    "Romance",
-    "Sci-Fi",
-    "Thriller",
-    "War",
-    "Western",
+_GENRES = tuple(
+    """
+    unknown Action Adventure Animation Children's Comedy Crime Documentary Drama Fantasy Film-Noir Horror Musical
+    Mystery Romance Sci-Fi Thriller War Western
+    """.split()
 )
 
 

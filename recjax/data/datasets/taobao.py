@@ -34,15 +34,10 @@ _FEW = ("user", "adgroup_id", "cate_id", "brand")
 _UTC_OFFSET = 8 * 3600  # of China, in seconds
 _SAMPLES = ("user", "time_stamp", "adgroup_id", "pid", "clk")
 _AD = ("cate_id", "campaign_id", "customer", "brand")
-_PROFILE = (
-    "cms_segid",
-    "cms_group_id",
-    "final_gender_code",
-    "age_level",
-    "pvalue_level",
-    "shopping_level",
-    "occupation",
-    "new_user_class_level",
+_PROFILE = tuple(
+    """
+    cms_segid cms_group_id final_gender_code age_level pvalue_level shopping_level occupation new_user_class_level
+    """.split()
 )
 
 

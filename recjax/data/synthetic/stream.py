@@ -24,33 +24,12 @@ from recjax.errors import ConfigError
 from recjax.settings.values import check_ranges
 
 # Distinct values of C1 to C26 in the whole Criteo Kaggle log.
-CRITEO_KAGGLE_ROWS = (
-    1460,
-    583,
-    10_131_227,
-    2_202_608,
-    305,
-    24,
-    12_517,
-    633,
-    3,
-    93_145,
-    5683,
-    8_351_593,
-    3194,
-    27,
-    14_992,
-    5_461_306,
-    10,
-    5652,
-    2173,
-    4,
-    7_046_547,
-    18,
-    15,
-    286_181,
-    105,
-    142_572,
+CRITEO_KAGGLE_ROWS = tuple(
+    int(count)
+    for count in """
+    1460 583 10_131_227 2_202_608 305 24 12_517 633 3 93_145 5683 8_351_593 3194 27 14_992 5_461_306 10 5652 2173 4
+    7_046_547 18 15 286_181 105 142_572
+    """.split()
 )
 
 _VERSION = 1  # raise it when the same config starts to give other data
