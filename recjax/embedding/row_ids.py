@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-import struct
-import tokenize
 from pathlib import Path
 
 import numpy as np
 
 from recjax.errors import ConfigError
+from recjax.utils import npy
 from recjax.utils.paths import expanded
-
-# what NumPy raises at damaged .npy files, and the system at missing ones
-_UNREADABLE = (
-    EOFError,
-    KeyError,
-    MemoryError,
-    OSError,
-    OverflowError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    struct.error,
-    tokenize.TokenError,
-)
 
 
 def read_ids(name: str, folder: Path, place: str) -> tuple[list[int], str]:
@@ -48,7 +33,7 @@ def read_ids(name: str, folder: Path, place: str) -> tuple[list[int], str]:
             raise ValueError("it is no regular file")
         content = path.read_bytes()
         ids = _from_npy(content) if path.suffix == ".npy" else _from_text(content)
-    except _UNREADABLE as error:
+    except (*npy.UNREADABLE, OverflowError, TypeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
             f"{place}: the ids in {path} cannot be read: {why}. Give a text file with one id a line, or a .npy file "

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import struct
-import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +25,7 @@ from recjax.train.run.folder import RunFolder
 from recjax.train.run.open_run import open_run
 from recjax.train.table_specs import dims, specs
 from recjax.train.trainer import Trainer, build_trainer
-from recjax.utils import log
+from recjax.utils import log, npy
 from recjax.utils.files import disk_error, replacing
 from recjax.utils.lazy_arrays import Index, as_lazy
 from recjax.utils.paths import expanded, located, run_folder
@@ -207,20 +205,7 @@ def _named(file: Path) -> Any:
 
 
 # What zipfile and NumPy raise over files that are damaged, encrypted or of a future form.
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    EOFError,
-    KeyError,
-    MemoryError,
-    NotImplementedError,
-    RuntimeError,
-    SyntaxError,
-    struct.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+_UNREADABLE = (*npy.UNREADABLE, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 @contextlib.contextmanager

@@ -317,9 +317,9 @@ def _row_gradients(write: _Writer, g: Rows, backward: int) -> int:
     each, turns = _of_bags(g.ids, g.bags * sizes.samples)
     works = [_pass("copy", 2.0 * listed * row_bytes), *[_add(each, row_bytes, listed)] * turns]
     added = write.kernel(g.buffer.name, "pool_backward", works, [backward], launches=1 + 2 * turns)
-    return (
-        added if sizes.devices == 1 else write.all_to_all("grad_exchange", listed * g.back_bytes, [added], g.two_step)
-    )
+    if sizes.devices == 1:
+        return added
+    return write.all_to_all("grad_exchange", listed * g.back_bytes, [added], g.two_step)
 
 
 def _coalesce(write: _Writer, buffer: Buffer, rows: float, after: Sequence[int]) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 from recjax.config.run import RunConfig
 from recjax.data.source import BlockSource
@@ -25,6 +24,7 @@ from recjax.planning.memory import GIB, USABLE, needed
 from recjax.planning.planner import (
     BAND,
     Planner,
+    choice,
     dense_bucket,
     plain_ways,
     price,
@@ -192,18 +192,15 @@ def _answered(planner: Planner, chosen: _Option, options: list[_Option], asked: 
     kept = chosen.name == "the plain rule"
     plan = chosen.plan if kept else with_reasons(chosen.plan, tables)
     bucket, _, bucket_choice = dense_bucket(planner, chosen.sizes, chosen.prediction)
-    tier, step_ms = chosen.tier, chosen.prediction.step_us / 1e3
+    tier, step = chosen.tier, chosen.prediction
     budget = f"{size_text(int(asked.budget_bytes))} of a device are too few for all rows"
-    fixed: dict[str, Any] = {"step_ms": step_ms, "next": None, "next_step_ms": None}
-    after: dict[str, Any] = fixed
-    if following is not None:
-        name = f"{following.name} with {size_text(following.tier.device_bytes)} of rows"
-        after = fixed | {"next": name, "next_step_ms": following.prediction.step_us / 1e3}
+    after = None if following is None else f"{following.name} with {size_text(following.tier.device_bytes)} of rows"
+    next_step = None if following is None else following.prediction
     choices = [
-        {"what": "plan", "chosen": chosen.name, "why": f"{budget}; rows travel to caches", **after},
-        {"what": "tiers", "chosen": f"tier.device_bytes={tier.device_bytes}", "why": tier_text(tier), **fixed},
+        choice("plan", chosen.name, f"{budget}; rows travel to caches", step, after, next_step),
+        choice("tiers", f"tier.device_bytes={tier.device_bytes}", tier_text(tier), step),
         bucket_choice,
-        {"what": "routing", "chosen": "host", "why": "it alone knows which rows are on the devices", **fixed},
+        choice("routing", "host", "it alone knows which rows are on the devices", step),
     ]
     memory = asked.memory(chosen.sizes)
     plain = options[0].prediction if options[0].name == "the plain rule" else chosen.prediction

@@ -284,34 +284,17 @@ _INDICES = (
 )
 _LOOPS = {"scan", "while", "cond"}
 _ELEMENTWISE = {
-    "add": "Add",
+    **{
+        name: name.capitalize()
+        for name in "add sub mul div max min neg exp log tanh sqrt abs sign erf floor ceil sin cos and or not".split()
+    },
     "add_any": "Add",
-    "sub": "Sub",
-    "mul": "Mul",
-    "div": "Div",
-    "max": "Max",
-    "min": "Min",
-    "neg": "Neg",
-    "exp": "Exp",
-    "log": "Log",
-    "tanh": "Tanh",
     "logistic": "Sigmoid",
-    "sqrt": "Sqrt",
-    "abs": "Abs",
-    "sign": "Sign",
-    "erf": "Erf",
-    "floor": "Floor",
-    "ceil": "Ceil",
-    "sin": "Sin",
-    "cos": "Cos",
     "eq": "Equal",
     "lt": "Less",
     "le": "LessOrEqual",
     "gt": "Greater",
     "ge": "GreaterOrEqual",
-    "and": "And",
-    "or": "Or",
-    "not": "Not",
 }
 _COMPARED = {"ne": ("Equal", "Not")}
 _REDUCED = {

@@ -8,11 +8,15 @@ at a time here. Data are read side by side.
 from __future__ import annotations
 
 import os
+import struct
 import threading
+import tokenize
 
 import numpy as np
 
 _PARSING = threading.Lock()
+# what NumPy raises at damaged files, and the system at missing ones
+UNREADABLE = (EOFError, KeyError, MemoryError, OSError, SyntaxError, ValueError, struct.error, tokenize.TokenError)
 
 
 def map_array(file: str | os.PathLike[str]) -> np.ndarray:

@@ -6,18 +6,8 @@ import re
 
 from recjax.errors import ConfigError
 
-_PREFIXES = {
-    "": 1,
-    "k": 1e3,
-    "K": 1e3,
-    "M": 1e6,
-    "G": 1e9,
-    "T": 1e12,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-}
+_PREFIXES = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_PREFIXES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _SIZES = {f"{p}B": float(f) for p, f in _PREFIXES.items()} | {"": 1.0}
 _RATES = {f"{p}{unit}/s": f / bits for p, f in _PREFIXES.items() for unit, bits in (("B", 1), ("b", 8))}
 _RATES |= {f"{p}bps": f / 8 for p, f in _PREFIXES.items()}
