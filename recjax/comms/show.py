@@ -40,21 +40,7 @@ def _headline(name: str, one: Mapping[str, Any]) -> str:
 
 
 def _lines(one: Mapping[str, Any]) -> list[list[str]]:
-    rows = [
-        [
-            "phase",
-            "collective",
-            "count",
-            "share",
-            "bytes",
-            "share",
-            "useful",
-            "message",
-            "imbalance",
-            "sent",
-            "received",
-        ]
-    ]
+    rows = ["phase, collective, count, share, bytes, share, useful, message, imbalance, sent, received".split(", ")]
     if one["time"]:
         rows[0] += ["ms", "p50 us", "p95 us", "bus GB/s"]
     for line in one["collectives"]:
@@ -107,22 +93,10 @@ def call_lines(one: Mapping[str, Any], most: int | None = None) -> list[list[str
       one: of `statistics.figures`.
       most: rows at most, the steps' first ones; None for all.
     """
-    rows = [
-        [
-            "step",
-            "phase",
-            "collective",
-            "ranks",
-            "sent",
-            "by rank",
-            "received",
-            "by rank",
-            "last rank",
-            "late us",
-            "waiting us",
-            "transfer us",
-        ]
-    ]
+    head = (
+        "step, phase, collective, ranks, sent, by rank, received, by rank, last rank, late us, waiting us, transfer us"
+    )
+    rows = [head.split(", ")]
     for call in one["calls"][:most]:
         row = [str(call["step"]), call["phase"] or "-", call["kind"], str(call["ranks"])]
         for way in ("sent", "received"):
@@ -171,21 +145,11 @@ def stragglers(one: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _compared(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    rows = [
-        [
-            "trace",
-            "collectives",
-            "bytes",
-            "useful",
-            "all_to_all",
-            "all_reduce",
-            "gather+scatter",
-            "imbalance",
-            "step ms",
-            "communication",
-            "exposed",
-        ]
-    ]
+    head = (
+        "trace, collectives, bytes, useful, all_to_all, all_reduce, gather+scatter, imbalance, step ms, communication, "
+        "exposed"
+    )
+    rows = [head.split(", ")]
     for name, one in zip(labels(found), found, strict=True):
         of = {
             k: sum(c["padded_bytes"] for c in one["collectives"] if c["kind"] in kinds)
@@ -200,22 +164,8 @@ def _compared(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 def replay_text(result: Mapping[str, Any]) -> str:
     """Renders the result of `recjax.comms.replay_report.figures` as a table."""
-    rows = [
-        [
-            "phase",
-            "collective",
-            "ranks",
-            "count",
-            "message",
-            "useful",
-            "p50 us",
-            "p95 us",
-            "last us",
-            "bus GB/s",
-            "original us",
-            "last us",
-        ]
-    ]
+    head = "phase, collective, ranks, count, message, useful, p50 us, p95 us, last us, bus GB/s, original us, last us"
+    rows = [head.split(", ")]
     for line in result["collectives"]:
         times = [line[key] for key in ("p50_us", "p95_us", "last_us")]
         rate = line["bus_bytes_per_s"]
