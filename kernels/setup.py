@@ -7,19 +7,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-SOURCES = (
-    "handlers",
-    "dense",
-    "distinct",
-    "simulate",
-    "table",
-    "plain",
-    "avx2",
-    "avx512",
-    "avx512_bf16",
-    "amx",
-    "older_systems",
-)
+SOURCES = tuple("handlers dense distinct simulate table plain avx2 avx512 avx512_bf16 amx older_systems".split())
 
 
 class AnyPython(build_ext):

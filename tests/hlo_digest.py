@@ -27,21 +27,12 @@ RENAMED: Renamed = ((r"\.value\b", "['value']"),)
 
 PROGRAMS = ("train_step", "predict", "body")  # the last one averages replica groups
 
-SMALL = (
-    "data.rows=300,50,200",
-    "data.ids_per_bag=1,0,3",
-    "data.weighted=false,true,false",
-    "data.dense=3",
-    "data.train_rows=256",
-    "data.validation_rows=64",
-    "data.test_rows=64",
-    "embedding.dim=8",
-    "model.bottom=16,8",
-    "model.top=16,1",
-    "train.batch_size=64",
-    "train.eval_batch_size=64",
-    "train.steps=1",
-    "mesh.devices=4",
+SMALL = tuple(
+    """
+    data.rows=300,50,200 data.ids_per_bag=1,0,3 data.weighted=false,true,false data.dense=3 data.train_rows=256
+    data.validation_rows=64 data.test_rows=64 embedding.dim=8 model.bottom=16,8 model.top=16,1 train.batch_size=64
+    train.eval_batch_size=64 train.steps=1 mesh.devices=4
+    """.split()
 )
 CONFIGS = {
     "row_wise": ("plan=row_wise", "train.accumulate=2"),

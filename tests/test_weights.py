@@ -30,18 +30,12 @@ pytestmark = [pytest.mark.full, pytest.mark.shared_programs, pytest.mark.light_c
 
 Weights = dict[str, np.ndarray]
 ROWS, D, K = (5000, 37, 300, 11), 8, 3
-DATA = (
-    "data.rows=5000,37,300,11",
-    "data.ids_per_bag=1,3,0,2",
-    "data.weighted=false,true,true,false",
-    "data.dense=3",
-    "data.train_rows=400",
-    "data.validation_rows=50",
-    "data.test_rows=150",
-    "embedding.dim=8",
-    "mesh.devices=2",
-    "train.batch_size=100",
-    "train.log_every=1",
+DATA = tuple(
+    """
+    data.rows=5000,37,300,11 data.ids_per_bag=1,3,0,2 data.weighted=false,true,true,false data.dense=3
+    data.train_rows=400 data.validation_rows=50 data.test_rows=150 embedding.dim=8 mesh.devices=2 train.batch_size=100
+    train.log_every=1
+    """.split()
 )
 DOT = ("model.bottom=12-8", "model.top=16-6-1")
 CAT = (*DOT, "model.interaction=cat")

@@ -27,14 +27,11 @@ from recjax.train.trainer import build_trainer
 
 pytestmark = pytest.mark.light_compile
 
-SETTINGS = (
-    "data.rows=6000,300,4000",
-    "data.ids_per_bag=1,0,3",
-    "data.weighted=false",
-    "train.batch_size=64",
-    "plan=row_wise",
-    "mesh.devices=2",
-    "data.train_rows=16384",
+SETTINGS = tuple(
+    """
+    data.rows=6000,300,4000 data.ids_per_bag=1,0,3 data.weighted=false train.batch_size=64 plan=row_wise mesh.devices=2
+    data.train_rows=16384
+    """.split()
 )
 STEPS = 60
 

@@ -25,16 +25,11 @@ from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils.text import aligned
 from recjax.utils.units import size_text
 
-SETTINGS = (
-    "data.rows=3000000,1000000,300000",
-    "data.ids_per_bag=8",
-    "data.zipf=0.8",
-    "embedding.dim=64",
-    "plan=row_wise",
-    "embedding.optimizer=adam",
-    "train.batch_size=4096",
-    "data.train_rows=4194304",
-    "tier.device_bytes=256MiB",
+SETTINGS = tuple(
+    """
+    data.rows=3000000,1000000,300000 data.ids_per_bag=8 data.zipf=0.8 embedding.dim=64 plan=row_wise
+    embedding.optimizer=adam train.batch_size=4096 data.train_rows=4194304 tier.device_bytes=256MiB
+    """.split()
 )
 
 

@@ -26,17 +26,11 @@ from recjax.train.checkpoint.checkpoints import Checkpoints
 from recjax.train.state import one_version
 from recjax.utils.lazy_arrays import load
 
-SETTINGS = (
-    "train.batch_size=64",
-    "train.log_every=1",
-    "train.checkpoint_every=7",
-    "data.rows=6000,300,4000",
-    "plan=row_wise",
-    "data.ids_per_bag=1,0,3",
-    "data.train_rows=65536",
-    "data.validation_rows=256",
-    "data.test_rows=256",
-    "embedding.optimizer=adam",
+SETTINGS = tuple(
+    """
+    train.batch_size=64 train.log_every=1 train.checkpoint_every=7 data.rows=6000,300,4000 plan=row_wise
+    data.ids_per_bag=1,0,3 data.train_rows=65536 data.validation_rows=256 data.test_rows=256 embedding.optimizer=adam
+    """.split()
 )
 
 

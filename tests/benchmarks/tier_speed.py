@@ -61,24 +61,8 @@ def main() -> None:
         arms.append(Arm(label, options.disk_share, options.dram, options.disk))
     config = presets.load(options.preset[0], options.preset[1:])
     found = by_turns(arms, config, options.warm, options.rounds, options.steps)
-    cells = [
-        [
-            "rows on the devices",
-            "ms",
-            "ratio",
-            "range",
-            "predicted",
-            "bar",
-            "moves ms",
-            "waits ms",
-            "CPU ms",
-            "hits",
-            "misses",
-            "hit rate",
-            "reads",
-            "writes",
-        ]
-    ]
+    head = "rows on the devices, ms, ratio, range, predicted, bar, moves ms, waits ms, CPU ms, hits, misses, hit rate, "
+    cells = [(head + "reads, writes").split(", ")]
     for arm, turns in zip(arms, found, strict=True):
         ratios = np.array([turn["ms"] / all_["ms"] for turn, all_ in zip(turns, found[0], strict=True)])
         m = medians(turns)

@@ -256,12 +256,8 @@ def test_a_fault_is_named_by_its_row_in_the_file(tmp_path):
         DataError, match=r"t.parquet row 4: column 'x' is 'cheap', not a number that the condition x>0 could compare"
     ):
         recjax.prepare(path, "y", tmp_path / "out", columns="n:id", where="x>0", split="random:1,0,0")
-    assert (
-        recjax.prepare(path, "y", tmp_path / "out", columns="n:id,x:dense", where="x!=cheap,x>1", split="random:1,0,0")[
-            "rows"
-        ]["train"]
-        == 3
-    )
+    how = {"columns": "n:id,x:dense", "where": "x!=cheap,x>1", "split": "random:1,0,0"}
+    assert recjax.prepare(path, "y", tmp_path / "out", **how)["rows"]["train"] == 3
 
 
 @pytest.mark.parametrize(

@@ -40,19 +40,7 @@ summary = inside(*TRAIN, "train.steps=6", "--out", "run", "--json").result
 Path("run/curves.png").unlink()
 Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()[-100:]), encoding="utf-8")
 subprocess.run(
-    [
-        "tar",
-        "--sort=name",
-        "--owner=0",
-        "--group=0",
-        "--mtime=2026-01-01",
-        "-cJf",
-        "run.tar.xz",
-        "data",
-        "plan.json",
-        "rows.jsonl",
-        "run",
-    ],
+    "tar --sort=name --owner=0 --group=0 --mtime=2026-01-01 -cJf run.tar.xz data plan.json rows.jsonl run".split(),
     check=True,
 )
 

@@ -23,20 +23,9 @@ def test_dry_run(desk: Desk) -> None:
 
 
 def test_each_process_is_told_who_it_is(desk: Desk) -> None:
-    done = desk.run(
-        "local.sh",
-        "--processes",
-        3,
-        "--devices",
-        2,
-        "--logs",
-        "logs",
-        "--",
-        "train",
-        "p",
-        "a.b=c d",
-        env={"NPROC": 1, "https_proxy": "http://p", "no_proxy": "here"},
-    )
+    options = ("--processes", 3, "--devices", 2, "--logs", "logs")
+    env = {"NPROC": 1, "https_proxy": "http://p", "no_proxy": "here"}
+    done = desk.run("local.sh", *options, "--", "train", "p", "a.b=c d", env=env)
     assert done.returncode == 0, done.stderr
     seen = [desk.environment(i) for i in range(3)]
     assert [s.pop("RECJAX_PROCESS") for s in seen] == ["0", "1", "2"]

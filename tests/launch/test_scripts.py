@@ -81,22 +81,7 @@ SCRIPTS = {
     "tpu_vm.sh": (["--tpu", "t", "--dir", "/d"], "tpu"),
     "k8s/render.sh": (["--image", "i", "--claim", "c", "--gpus", "8"], "gpu"),
     "gke.sh": (
-        [
-            "--cluster",
-            "c",
-            "--location",
-            "us-west4",
-            "--image",
-            "i",
-            "--claim",
-            "c",
-            "--tpu",
-            "t",
-            "--topology",
-            "2x2",
-            "--tpus",
-            "4",
-        ],
+        "--cluster c --location us-west4 --image i --claim c --tpu t --topology 2x2 --tpus 4".split(),
         "tpu",
     ),
 }

@@ -72,17 +72,14 @@ def test_tasks_and_logs(desk: Desk) -> None:
     done = desk.run("slurm.sbatch", "--logs", "logs", "--", "train", "p", "a=b c", env=JOB | {"http_proxy": "http://p"})
     assert done.returncode == 0, done.stderr
     assert desk.arguments(1) == ["train", "p", "a=b c"]
-    assert (
-        desk.environment(0)
-        == desk.environment(1)
-        == {
-            "RECJAX_CLUSTER": "slurm",
-            "RECJAX_LIMIT_S": "60",
-            "PYTHONUNBUFFERED": "1",
-            "NPROC": "16",
-            "no_grpc_proxy": "n1",
-        }
-    )
+    wanted = {
+        "RECJAX_CLUSTER": "slurm",
+        "RECJAX_LIMIT_S": "60",
+        "PYTHONUNBUFFERED": "1",
+        "NPROC": "16",
+        "no_grpc_proxy": "n1",
+    }
+    assert desk.environment(0) == desk.environment(1) == wanted
     assert (desk.folder / "logs/process-1.log").read_text() == "out of 1\nerr of 1\n"
 
 

@@ -36,20 +36,8 @@ def test_dry_run(desk: Desk) -> None:
 
 
 def test_each_process_is_told_who_it_is(desk: Desk) -> None:
-    done = desk.run(
-        "ssh.sh",
-        "--hosts",
-        "hosts",
-        "--devices",
-        2,
-        "--env",
-        "SECRET",
-        "--",
-        "train",
-        "p",
-        "a=$HOME 'x'",
-        env={"SECRET": "it's $HOME"},
-    )
+    options = ("--hosts", "hosts", "--devices", 2, "--env", "SECRET")
+    done = desk.run("ssh.sh", *options, "--", "train", "p", "a=$HOME 'x'", env={"SECRET": "it's $HOME"})
     assert done.returncode == 0, done.stderr
     calls = desk.calls("ssh")
     probes, calls = [call for call in calls if call[-1] == "true"], [call for call in calls if call[-1] != "true"]
@@ -59,19 +47,15 @@ def test_each_process_is_told_who_it_is(desk: Desk) -> None:
     assert not any("secret" in word or "$HOME" in word for call in calls for word in call)
     seen = [desk.environment(i) for i in range(3)]
     assert [s.pop("RECJAX_PROCESS") for s in seen] == ["0", "1", "2"]
-    assert (
-        seen[0]
-        == seen[1]
-        == seen[2]
-        == {
-            "RECJAX_COORDINATOR": "node1:8476",
-            "RECJAX_PROCESSES": "3",
-            "RECJAX_LIMIT_S": "60",
-            "PYTHONUNBUFFERED": "1",
-            "NPROC": "16",
-            "SECRET": "it's $HOME",
-        }
-    )
+    wanted = {
+        "RECJAX_COORDINATOR": "node1:8476",
+        "RECJAX_PROCESSES": "3",
+        "RECJAX_LIMIT_S": "60",
+        "PYTHONUNBUFFERED": "1",
+        "NPROC": "16",
+        "SECRET": "it's $HOME",
+    }
+    assert seen[0] == seen[1] == seen[2] == wanted
     assert desk.arguments(2) == ["train", "p", "a=$HOME 'x'", "mesh.platform=cpu", "mesh.devices=6"]
     assert (desk.fake / "attempts-0").read_text().split()[1] == str(desk.folder)
     assert done.stdout == "out of 0\n" and "err of 0" in done.stderr

@@ -35,14 +35,11 @@ TABLES = tuple(TableSpec(name, 1000, 4, Sgd(0.1)) for name in "abc")
 FEATURES = (FeatureSpec("a", "a", None, mean_ids=10.0), FeatureSpec("b", "b", 4), FeatureSpec("c", "c", 4))
 UNKNOWN = (dataclasses.replace(FEATURES[0], mean_ids=None), *FEATURES[1:])
 OWNED = make_plan("table_wise", TABLES)
-SMALL = (
-    "data.rows=400,300",
-    "data.ids_per_bag=0,2",
-    "data.weighted=false",
-    "data.train_rows=9000",
-    "train.batch_size=40",
-    "mesh.devices=2",
-    "plan=table_wise",
+SMALL = tuple(
+    """
+    data.rows=400,300 data.ids_per_bag=0,2 data.weighted=false data.train_rows=9000 train.batch_size=40 mesh.devices=2
+    plan=table_wise
+    """.split()
 )
 
 

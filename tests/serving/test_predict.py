@@ -40,22 +40,16 @@ def scores(path):
     return tuple(np.array([float(line[name]) for line in table]) for name in ("row", "logit", "probability"))
 
 
+def train(preset, data, run, *more):
+    return inside("train", preset, "data=prepared", f"data.path={data}", *TRAIN, "--out", run, *more)
+
+
 @pytest.fixture(scope="module")
 def shop(preset, tmp_path_factory):
     """Prepared data and a run on them; then the data are moved away."""
     folder = tmp_path_factory.mktemp("shop")
     prepare_shop(folder / "data")
-    done = inside(
-        "train",
-        preset,
-        "data=prepared",
-        f"data.path={folder / 'data'}",
-        *TRAIN,
-        "train.eval_every=3",
-        "--out",
-        folder / "run",
-        "--json",
-    )
+    done = train(preset, folder / "data", folder / "run", "train.eval_every=3", "--json")
     (folder / "data").rename(folder / "elsewhere")
     return folder, done.result
 
@@ -97,16 +91,8 @@ def test_any_mesh_step_and_python(shop, tmp_path):
     with gzip.open(tmp_path / "zipped.jsonl.gz", "wb") as zipped:
         zipped.write(file.read_bytes())
     inside("predict", folder / "run", "--input", file, "--out", tmp_path / "two.csv")
-    inside(
-        "predict",
-        folder / "run",
-        "--input",
-        tmp_path / "zipped.jsonl.gz",
-        "--out",
-        tmp_path / "three.csv",
-        "mesh.devices=3",
-        "train.eval_batch_size=100",
-    )
+    other = ("mesh.devices=3", "train.eval_batch_size=100")
+    inside("predict", folder / "run", "--input", tmp_path / "zipped.jsonl.gz", "--out", tmp_path / "three.csv", *other)
     np.testing.assert_allclose(scores(tmp_path / "two.csv")[1], scores(tmp_path / "three.csv")[1], rtol=0, atol=1e-5)
     last = recjax.predict(folder / "run", file, tmp_path / "last.csv", step=summary["steps"])
     assert last["step"] == summary["steps"] != summary["eval_step"]
@@ -244,16 +230,7 @@ def test_prepared_data_with_other_vocabularies_are_refused(shop, preset, tmp_pat
     # Nor is the run evaluated or resumed on them, though their ids, and so their fingerprints, are the same.
     assert_refused(inside("eval", folder / "run", f"data.path={tmp_path / 'other'}"), 3, *refusal)
     kept = contents(folder / "run")
-    done = inside(
-        "train",
-        preset,
-        "data=prepared",
-        f"data.path={tmp_path / 'other'}",
-        *TRAIN,
-        "train.eval_every=3",
-        "--out",
-        folder / "run",
-    )
+    done = train(preset, tmp_path / "other", folder / "run", "train.eval_every=3")
     assert_refused(done, 3, *refusal)
     assert contents(folder / "run") == kept
 
@@ -261,7 +238,7 @@ def test_prepared_data_with_other_vocabularies_are_refused(shop, preset, tmp_pat
 def test_data_without_vocabularies(preset, tmp_path):
     """Blocks of one's own code: they can be scored, but raw rows cannot be encoded."""
     data = prepare(tmp_path / "data")
-    assert inside("train", preset, "data=prepared", f"data.path={data}", *TRAIN, "--out", tmp_path / "run").status == 0
+    assert train(preset, data, tmp_path / "run").status == 0
     done = inside("predict", tmp_path / "run", "--input", data, "--out", tmp_path / "scores.jsonl", "--json")
     assert done.result["rows"] == 300 == len(scores(tmp_path / "scores.jsonl")[0])
     file = write(tmp_path / "rows.jsonl", rows()[:4])
@@ -333,18 +310,8 @@ def test_columns_of_the_input_beside_the_scores(shop, tmp_path):
                 wanted |= {name: str(value) if value is not None else "" for name, value in wanted.items()}
             assert {name: ours[name] for name in names} == wanted
     recjax.predict(folder / "run", file, tmp_path / "all.jsonl", columns="all")
-    assert list(table(tmp_path / "all.jsonl")[9]) == [
-        "row",
-        "logit",
-        "probability",
-        "user",
-        "city",
-        "tags",
-        "age",
-        "price",
-        "request",
-        "note",
-    ]
+    wanted = "row logit probability user city tags age price request note"
+    assert list(table(tmp_path / "all.jsonl")[9]) == wanted.split()
 
 
 def test_columns_of_prepared_data(shop, tmp_path):

@@ -132,17 +132,6 @@ def test_refusals(tmp_path):
     crossed = [stream(0, ("send", 1000, 1), ("recv", 1000, 1)), stream(1, ("send", 1000, 0), ("recv", 1000, 0))]
     with pytest.raises(ConfigError, match="wait for each other"):
         read_workload(write_trace(tmp_path / "crossed", recjax_json, crossed), where)
-    how = (
-        "simulate",
-        "collective",
-        "--collective",
-        "send_recv",
-        "--topology",
-        "ring:2,ring:2",
-        "--bytes",
-        "1MB",
-        "--bandwidth",
-        "1GB/s",
-    )
+    how = "simulate collective --collective send_recv --topology ring:2,ring:2 --bytes 1MB --bandwidth 1GB/s".split()
     assert_refused(inside(*how, "--algorithm", "hierarchical"), 2, "take direct or ring")
     assert "send_recv (direct) of 976.6 KiB on ring:2,ring:2, 1 chunk(s): 2.00 ms" in inside(*how).out

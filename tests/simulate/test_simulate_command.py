@@ -7,23 +7,11 @@ import os
 import pytest
 from support.commands import assert_refused, inside
 
-RING = (
-    "simulate",
-    "collective",
-    "--collective",
-    "all_reduce",
-    "--algorithm",
-    "ring",
-    "--topology",
-    "switch:8",
-    "--bytes",
-    "1048576",
-    "--bandwidth",
-    "50GiB/s",
-    "--latency",
-    "500ns",
-    "--endpoint-delay",
-    "10ns",
+RING = tuple(
+    """
+    simulate collective --collective all_reduce --algorithm ring --topology switch:8 --bytes 1048576 --bandwidth 50GiB/s
+    --latency 500ns --endpoint-delay 10ns
+    """.split()
 )
 
 
@@ -107,23 +95,11 @@ def test_a_torus_is_rings():
     assert times[0] == times[1]
 
 
-WORKLOAD = (
-    "simulate",
-    "workload",
-    "hoti2020",
-    "batch_per_rank=64",
-    "--topology",
-    "switch:8",
-    "--bandwidth",
-    "100Gb/s",
-    "--latency",
-    "500ns",
-    "--chunks",
-    "4",
-    "--scheduling",
-    "lifo",
-    "--iterations",
-    "2",
+WORKLOAD = tuple(
+    """
+    simulate workload hoti2020 batch_per_rank=64 --topology switch:8 --bandwidth 100Gb/s --latency 500ns --chunks 4
+    --scheduling lifo --iterations 2
+    """.split()
 )
 
 

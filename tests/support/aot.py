@@ -112,20 +112,12 @@ def slow_sorts(program: Program) -> list[str]:
     return [f"{i.name} of {i.scope}" for i in instructions(program) if i.opcode == "sort" and len(i.operands) > 2]
 
 
-_NO_KERNEL = {
-    "parameter",
-    "constant",
-    "tuple",
-    "get-tuple-element",
-    "bitcast",
-    "after-all",
-    "partition-id",
-    "replica-id",
-    "while",
-    "conditional",
-    "call",
-    "opt-barrier",
-}
+_NO_KERNEL = set(
+    """
+    parameter constant tuple get-tuple-element bitcast after-all partition-id replica-id while conditional call
+    opt-barrier
+    """.split()
+)
 
 
 def launches(program: Program) -> int:

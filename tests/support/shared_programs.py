@@ -24,22 +24,11 @@ from recjax.train import state
 from recjax.train.trainer import Trainer
 
 # Settings of a training that enter no program: where it ends, what it reads in which order, and what it writes when.
-_APART = (
-    "steps",
-    "epochs",
-    "shuffle",
-    "shuffle_blocks",
-    "eval_every",
-    "eval_batch_size",
-    "choose_by",
-    "patience",
-    "workers",
-    "checkpoint_every",
-    "checkpoint_copy",
-    "keep_checkpoints",
-    "log_every",
-    "tensorboard",
-    "trackers",
+_APART = tuple(
+    """
+    steps epochs shuffle shuffle_blocks eval_every eval_batch_size choose_by patience workers checkpoint_every
+    checkpoint_copy keep_checkpoints log_every tensorboard trackers
+    """.split()
 )
 _PLAIN = {name: vars(Trainer)[name].func for name in ("step_program", "predict_program")}
 _programs: dict[Any, Any] = {}

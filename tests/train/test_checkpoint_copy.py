@@ -13,14 +13,11 @@ from recjax.train.trainer import build_trainer
 
 pytestmark = pytest.mark.light_compile
 
-SMALL = (
-    "data.rows=400,300",
-    "data.train_rows=2000",
-    "train.batch_size=40",
-    "plan=row_wise",
-    "mesh.devices=4",
-    "model.bottom=256,16",
-    "model.top=512,1",
+SMALL = tuple(
+    """
+    data.rows=400,300 data.train_rows=2000 train.batch_size=40 plan=row_wise mesh.devices=4 model.bottom=256,16
+    model.top=512,1
+    """.split()
 )
 
 

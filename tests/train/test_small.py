@@ -146,24 +146,11 @@ def test_a_sweep_makes_the_configs_that_its_lines_train(tmp_path):
 
 @pytest.mark.full
 def test_a_run_says_so_and_resumes(tmp_path):
-    arguments = [
-        "synthetic",
-        "data.rows=50,20",
-        "model.bottom=16",
-        "model.top=1",
-        "data.train_rows=640",
-        "data.validation_rows=100",
-        "data.test_rows=100",
-        "mesh.devices=1",
-        "train.batch_size=512",
-        "train.patience=9",
-        "small.below_rows=641",
-        "small.steps=10",
-        "small.epochs=2",
-        "--out",
-        tmp_path / "run",
-        "--json",
-    ]
+    settings = """
+        data.rows=50,20 model.bottom=16 model.top=1 data.train_rows=640 data.validation_rows=100 data.test_rows=100
+        mesh.devices=1 train.batch_size=512 train.patience=9 small.below_rows=641 small.steps=10 small.epochs=2
+        """.split()
+    arguments = ["synthetic", *settings, "--out", tmp_path / "run", "--json"]
     done = inside("train", *arguments)
     assert done.result["steps"] == 20  # 640 / 64, twice
     assert "fewer samples than small.below_rows=641, so small.* holds instead" in done.err

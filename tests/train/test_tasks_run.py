@@ -19,30 +19,14 @@ import recjax
 
 pytestmark = [pytest.mark.full, pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
-SYNTHETIC = (
-    "train",
-    "synthetic",
-    "data.labels=binary,number,class,binary",
-    "data.masked=true",
-    "data.rows=50,30",
-    "data.train_rows=640",
-    "data.validation_rows=300",
-    "data.test_rows=300",
-    "embedding.dim=4",
-    "train.batch_size=64",
-    "tasks.label_1.loss=huber",
-    "tasks.label_3.loss=focal",
-    "tasks.label_3.weight=0.5",
-    "model=mmoe",
-    "model.experts=2",
-    "model.expert=8",
-    "model.tower=4",
-    "model.batch_norm=true",
-    "model.dropout=0.2",
-    "train.log_every=1",
-    "train.eval_every=3",
-    "train.choose_by=0.7*label_0.auc+0.3*label_3.auc",
-    "compute_dtype=float64",
+SYNTHETIC = tuple(
+    """
+    train synthetic data.labels=binary,number,class,binary data.masked=true data.rows=50,30 data.train_rows=640
+    data.validation_rows=300 data.test_rows=300 embedding.dim=4 train.batch_size=64 tasks.label_1.loss=huber
+    tasks.label_3.loss=focal tasks.label_3.weight=0.5 model=mmoe model.experts=2 model.expert=8 model.tower=4
+    model.batch_norm=true model.dropout=0.2 train.log_every=1 train.eval_every=3
+    train.choose_by=0.7*label_0.auc+0.3*label_3.auc compute_dtype=float64
+    """.split()
 )
 
 
@@ -111,23 +95,11 @@ def test_from_a_table_to_scores(tmp_path: Path) -> None:
     }
     pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
     run = tmp_path / "run"
-    done = inside(
-        "train",
-        "table",
-        f"data.from={tmp_path / 'rows.parquet'}",
-        "data.columns=user:id,item:id",
-        "model=ple",
-        "data.label=clicked,bought:weight=clicked,score:number,stars:class",
-        "model.expert=16",
-        "model.levels=1",
-        "train.epochs=8",
-        "train.batch_size=128",
-        "mesh.devices=2",
-        "small.below_rows=0",
-        "--out",
-        run,
-        "--json",
-    )
+    settings = """
+        data.columns=user:id,item:id data.label=clicked,bought:weight=clicked,score:number,stars:class model=ple
+        model.expert=16 model.levels=1 train.epochs=8 train.batch_size=128 mesh.devices=2 small.below_rows=0
+        """.split()
+    done = inside("train", "table", f"data.from={tmp_path / 'rows.parquet'}", *settings, "--out", run, "--json")
     assert done.status == 0, done.err
     assert done.result["eval"]["clicked.auc"] > 0.7 and done.result["eval"]["stars.accuracy"] > 0.6
     # What counting and constants reach stands beside it.
@@ -168,36 +140,14 @@ def test_experts_beat_a_shared_bottom_where_tasks_have_little_in_common(seed: in
 
     def loss(kind: str) -> float:
         models = {"shared_bottom": ("model.bottom=16",), "mmoe": ("model.experts=4", "model.expert=4")}
-        data = (
-            "rows=100,100,100",
-            "dense=8",
-            "interaction=3",
-            "signal=3",
-            "train_rows=40960",
-            "validation_rows=0",
-            "test_rows=20000",
-            "labels=number,number",
-            "correlation=0",
-            f"seed={seed}",
-        )
-        done = inside(
-            "train",
-            "synthetic",
-            *(f"data.{text}" for text in data),
-            f"model={kind}",
-            *models[kind],
-            "model.tower=8",
-            "embedding.dim=8",
-            "train.batch_size=256",
-            "train.epochs=3",
-            "train.optimizer=adam",
-            "mesh.devices=1",
-            "train.optimizer.learning_rate=0.002",
-            f"seed={seed}",
-            "--out",
-            tmp_path / kind,
-            "--json",
-        )
+        settings = """
+            data.rows=100,100,100 data.dense=8 data.interaction=3 data.signal=3 data.train_rows=40960
+            data.validation_rows=0 data.test_rows=20000 data.labels=number,number data.correlation=0
+            model.tower=8 embedding.dim=8 train.batch_size=256 train.epochs=3 train.optimizer=adam
+            train.optimizer.learning_rate=0.002 mesh.devices=1
+            """.split()
+        own = (f"model={kind}", *models[kind], f"seed={seed}", f"data.seed={seed}")
+        done = inside("train", "synthetic", *own, *settings, "--out", tmp_path / kind, "--json")
         return float(done.result["eval"]["loss"])
 
     with jax.numpy_dtype_promotion("standard"):  # as optax's Adam needs it
