@@ -210,15 +210,11 @@ def _operation(events: tuple[Event, ...], late_ns: tuple[float, ...], name: str,
         kinds = ", ".join(sorted({e.kind for e in events}))
         raise DataError(f"{place}: its ranks do not do the same ({kinds}); only such that do are simulated.")
     layer = first.phase or first.kind
+    late_ns = late_ns if any(late_ns) else ()
     if first.kind == COMPUTE:
         durations = tuple(float(e.duration_ns or 0) for e in events)
-        return Operation(
-            name,
-            "compute",
-            durations if len(set(durations)) > 1 else durations[0],
-            layer=layer,
-            late_ns=late_ns if any(late_ns) else (),
-        )
+        took = durations if len(set(durations)) > 1 else durations[0]
+        return Operation(name, "compute", took, layer=layer, late_ns=late_ns)
     sizes = {
         "all_reduce": first.in_bytes,
         "all_to_all": first.in_bytes,
@@ -241,7 +237,7 @@ def _operation(events: tuple[Event, ...], late_ns: tuple[float, ...], name: str,
         layer=layer,
         phase=first.scope,
         parts=tuple(map(float, first.parts)),
-        late_ns=late_ns if any(late_ns) else (),
+        late_ns=late_ns,
     )
     if not whole:
         made = dataclasses.replace(made, ranks=groups)

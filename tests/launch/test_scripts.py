@@ -80,10 +80,7 @@ SCRIPTS = {
     "slurm.sbatch": ([], "gpu"),
     "tpu_vm.sh": (["--tpu", "t", "--dir", "/d"], "tpu"),
     "k8s/render.sh": (["--image", "i", "--claim", "c", "--gpus", "8"], "gpu"),
-    "gke.sh": (
-        "--cluster c --location us-west4 --image i --claim c --tpu t --topology 2x2 --tpus 4".split(),
-        "tpu",
-    ),
+    "gke.sh": ("--cluster c --location us-west4 --image i --claim c --tpu t --topology 2x2 --tpus 4".split(), "tpu"),
 }
 
 

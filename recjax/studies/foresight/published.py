@@ -8,7 +8,7 @@ kernels alone up to 71% off; these stand beside the errors that the campaign mea
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from recjax import settings
@@ -77,7 +77,7 @@ def model_a() -> dict[str, Any]:
     return {"published": MODEL_A, "assumptions": list(ASSUMPTIONS), "mflop_per_sample": mflop, "rows": rows}
 
 
-def rows(figure: str, found: Sequence[dict[str, Any]]) -> list[Row]:
+def rows(figure: str, found: Sequence[dict[str, Any]]) -> Iterator[Row]:
     """Published figures of model A beside the predicted ones; the same within a quarter.
 
     Args:
@@ -85,34 +85,23 @@ def rows(figure: str, found: Sequence[dict[str, Any]]) -> list[Row]:
       found: "rows" of `model_a`.
     """
     speed, share = MODEL_A["samples_per_s"], MODEL_A["exposed_share"]
-    compared = []
     for row in found:
         assumed = f"whole model A on 128 V100: {row['what']}"
         if row["step_ms"] is None:
-            compared.append(Row(figure, "samples/s", f"{speed:,.0f}", "no plan fits", False, assumed))
+            yield Row(figure, "samples/s", f"{speed:,.0f}", "no plan fits", False, assumed)
             continue
         waits, fast = row["exposed_share"], row["samples_per_s"]
-        compared.append(
-            Row(
-                figure,
-                "communication that nothing hides, of a step",
-                f"about {share:.0%}",
-                f"{waits:.0%} (predicted)",
-                abs(waits / share - 1) <= 0.25,
-                assumed,
-            )
+        yield Row(
+            figure,
+            "communication that nothing hides, of a step",
+            f"about {share:.0%}",
+            f"{waits:.0%} (predicted)",
+            abs(waits / share - 1) <= 0.25,
+            assumed,
         )
-        compared.append(
-            Row(
-                figure,
-                "samples/s",
-                f"{speed:,.0f}",
-                f"{fast:,.0f} (predicted)",
-                abs(fast / speed - 1) <= 0.25,
-                "likewise",
-            )
+        yield Row(
+            figure, "samples/s", f"{speed:,.0f}", f"{fast:,.0f} (predicted)", abs(fast / speed - 1) <= 0.25, "likewise"
         )
-    return compared
 
 
 def _with(machine: Machine, name: str, quantity: Quantity) -> Machine:

@@ -180,21 +180,12 @@ def _lone_all_reduce(found: dict[str, Any]) -> Any:
     for row in found["lone_all_reduce"]:
         chunks = f"{row['chunks']} chunk{'s' if row['chunks'] > 1 else ''}"
         groups.setdefault(f"{NAMES[row['all_reduce']]}, {chunks}", []).append(row)
-    size = "size of the all-reduce"
-    _curves(
-        times,
-        {name: {r["bytes"] / 2**20: r["time_ns"] / 1e6 for r in rows} for name, rows in groups.items()},
-        size,
-        "with congestion, ms",
-        2,
-    )
-    _curves(
-        over,
-        {name: {r["bytes"] / 2**20: r["ratio"] for r in rows} for name, rows in groups.items()},
-        size,
-        "time over the analytical one",
-        2,
-    )
+    for panel, key, unit, what in (
+        (times, "time_ns", 1e6, "with congestion, ms"),
+        (over, "ratio", 1, "time over the analytical one"),
+    ):
+        lines = {name: {r["bytes"] / 2**20: r[key] / unit for r in rows} for name, rows in groups.items()}
+        _curves(panel, lines, "size of the all-reduce", what, 2)
     sizes = sorted({row["bytes"] for row in found["lone_all_reduce"]})[::4]
     for panel in (times, over):
         panel.set_xticks([size / 2**20 for size in sizes], [size_text(size).replace(".0", "") for size in sizes])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from recjax.studies.report import Picture, Report, Row, Section, Table, percent
@@ -35,53 +36,45 @@ def report(result: dict[str, Any], about: dict[str, Any]) -> Report:
         *([_times(result["times"])] if result["times"] else []),
         _nodes(result["nodes"]),
     ]
-    return Report("tiers", "Tables larger than memory", SOURCE, about, rows(result), _ASSUMPTIONS, sections)
+    return Report("tiers", "Tables larger than memory", SOURCE, about, [*rows(result)], _ASSUMPTIONS, sections)
 
 
-def rows(result: dict[str, Any]) -> list[Row]:
+def rows(result: dict[str, Any]) -> Iterator[Row]:
     """Rows that set our figures beside the source's."""
-    found = []
     for model in dict.fromkeys(one["name"] for one in result["nodes"]):
         most = max(one["samples_per_s"] for one in result["nodes"] if one["name"] == model)
         for kind, one in zip(("memory", "memory and disks"), _at(result["nodes"], model, most), strict=True):
             times, with_ = one["times"], one["with"]
             ours = f"{one['without']['nodes']} / {with_['nodes']} = {times:.1f}" if times else "not to be had"
-            found.append(
-                Row(
-                    "abstract",
-                    f"{model} with {kind}: times fewer nodes at {most:.2g} samples/s",
-                    "4 to 8",
-                    ours,
-                    bool(times and PAPER[0] <= times <= PAPER[1]),
-                    _why(one),
-                )
+            yield Row(
+                "abstract",
+                f"{model} with {kind}: times fewer nodes at {most:.2g} samples/s",
+                "4 to 8",
+                ours,
+                bool(times and PAPER[0] <= times <= PAPER[1]),
+                _why(one),
             )
     least = min(result["hits"], key=lambda one: one["share"])
     rules = least["rules"]
     lru, ahead, belady = (percent(rules[name]["counted"]) for name in ("LRU", "16 batches in sight", "Belady"))
-    found.append(
-        Row(
-            "prefetching",
-            f"hits, {least['share']:.0%} of the rows: LRU / 16 batches in sight / Belady",
-            "not stated",
-            f"{lru} / {ahead} / {belady}",
-            None,
-            "what is read ahead is exact: no row is fetched that is not asked for",
-        )
+    yield Row(
+        "prefetching",
+        f"hits, {least['share']:.0%} of the rows: LRU / 16 batches in sight / Belady",
+        "not stated",
+        f"{lru} / {ahead} / {belady}",
+        None,
+        "what is read ahead is exact: no row is fetched that is not asked for",
     )
     for one in result["times"]:
         if one["share"] == 0.8 and not one["disk"]:
-            found.append(
-                Row(
-                    "FBGEMM, H100",
-                    "step over one with all rows on the devices, 80% there",
-                    f"{_FBGEMM:.2f}",
-                    f"{one['ratio']:.2f}",
-                    None,
-                    "another machine and model: ten tables of 26.8 million rows there",
-                )
+            yield Row(
+                "FBGEMM, H100",
+                "step over one with all rows on the devices, 80% there",
+                f"{_FBGEMM:.2f}",
+                f"{one['ratio']:.2f}",
+                None,
+                "another machine and model: ten tables of 26.8 million rows there",
             )
-    return found
 
 
 def _why(one: dict[str, Any]) -> str:
