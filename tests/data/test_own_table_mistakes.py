@@ -103,18 +103,8 @@ def test_wrong_options_and_values(tmp_path, options, columns, status, patterns):
 def test_wrong_csv(tmp_path, content, status, patterns):
     path = tmp_path / "t.csv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    done = inside(
-        "data",
-        "prepare",
-        "table",
-        "--from",
-        path,
-        "--out",
-        tmp_path / "out",
-        "label=clicked",
-        "columns=user:id",
-        "split=random:1,0,0",
-    )
+    settings = ("label=clicked", "columns=user:id", "split=random:1,0,0")
+    done = inside("data", "prepare", "table", "--from", path, "--out", tmp_path / "out", *settings)
     assert_refused(done, status, *patterns)
 
 

@@ -156,18 +156,8 @@ def test_a_full_disk_leaves_the_file_of_the_run_before(tmp_path, monkeypatch):
 def test_every_rank_is_played_where_they_differ(tmp_path):
     text = "DATA\n1\nlayer -1 5 NONE 0 6 NONE 0 7 ALLREDUCE 4096 8\n"
     (tmp_path / "work.txt").write_text(text)
-    result = inside(
-        "simulate",
-        "workload",
-        tmp_path / "work.txt",
-        "--topology",
-        "switch:8",
-        "--bandwidth",
-        "1GB/s",
-        "--all-reduce",
-        "double_binary_tree",
-        "--json",
-    ).result
+    how = "--topology switch:8 --bandwidth 1GB/s --all-reduce double_binary_tree --json".split()
+    result = inside("simulate", "workload", tmp_path / "work.txt", *how).result
     assert result["shortcut"] is None and "tree" in result["no_shortcut"]
     assert result["compute_ns"] == 5 + 6 + 7 + 8
     assert result["time_ns"] == pytest.approx(result["compute_ns"] + result["exposed_communication_ns"])

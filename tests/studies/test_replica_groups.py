@@ -300,24 +300,8 @@ def test_a_short_study_has_all_its_figures_and_goes_on(
     monkeypatch.setattr(study, "trainings", lambda *_: [(arm, 0) for arm in few])
     monkeypatch.setattr(study, "SHAPED_BATCH", 32)
     monkeypatch.setattr(study, "run", trained_or_made_up)
-    words = (
-        "study",
-        "replicas",
-        preset,
-        "train.batch_size=64",
-        "mesh.devices=2",
-        "--out",
-        tmp_path / "study",
-        "--iterations",
-        "4",
-        "--every",
-        "2",
-        "--seeds",
-        "1",
-        "--timed",
-        "0",
-        "--json",
-    )
+    small = "train.batch_size=64 mesh.devices=2 --iterations 4 --every 2 --seeds 1 --timed 0".split()
+    words = ("study", "replicas", preset, *small, "--out", tmp_path / "study", "--json")
     done = inside(*words)
     assert done.status == 0, done.err
     result = done.result
