@@ -1,4 +1,4 @@
-"""What the options of several verbs have in common, and the parser of a verb."""
+"""Options that several verbs have, and the parser of a verb."""
 
 from __future__ import annotations
 

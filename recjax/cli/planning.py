@@ -19,97 +19,97 @@ _HOST_DEVICES = 8  # that a full calibration has: collectives and a step's start
 
 def add(names: Any) -> None:
     """Adds the verbs to these subparsers."""
-    where = common.verb(
+    plans = common.verb(
         names,
         "plan",
         plan,
         "print where every table goes, bytes per device, and why",
         "plan movietweetings mesh.devices=4 --save plan.json",
     )
-    where.add_argument("preset", help=common.PRESET)
-    common.overrides(where)
-    where.add_argument("--save", metavar="FILE", help="also write the plan as a file for plan=FILE")
-    where.add_argument(
+    plans.add_argument("preset", help=common.PRESET)
+    common.overrides(plans)
+    plans.add_argument("--save", metavar="FILE", help="also write the plan as a file for plan=FILE")
+    plans.add_argument(
         "--compile",
         action="store_true",
         help="also compile the step for mesh.devices, owned or not, and print the memory of a device and the bytes of "
         "every collective",
     )
-    where.add_argument("--memory-gib", type=float, metavar="GIB", help="with --compile: what a device has")
-    where.add_argument("--predict", action="store_true", help="also compile the step and predict how long it takes")
-    where.add_argument(
+    plans.add_argument("--memory-gib", type=float, metavar="GIB", help="with --compile: what a device has")
+    plans.add_argument("--predict", action="store_true", help="also compile the step and predict how long it takes")
+    plans.add_argument(
         "--devices",
         metavar="N,...",
         help="instead: samples/s, memory, exposed communication and cost on each of these numbers of devices of "
         "--machine, with its best plan",
     )
-    where.add_argument(
+    plans.add_argument(
         "--tiers",
         action="store_true",
         help="also, with tier.device_bytes: rows on devices, in memory and on disk, hits, bytes a step, what is "
         "hidden, nodes",
     )
-    where.add_argument(
+    plans.add_argument(
         "--step-ms",
         type=float,
         metavar="MS",
         help="with --tiers: of a step with all rows on the devices (default: predicted, with --machine)",
     )
-    where.add_argument("--samples-per-s", type=float, metavar="R", help="with --tiers: rate that nodes have to reach")
-    where.add_argument(
+    plans.add_argument("--samples-per-s", type=float, metavar="R", help="with --tiers: rate that nodes have to reach")
+    plans.add_argument(
         "--processes",
         type=int,
         default=1,
         metavar="N",
         help="with --tiers: that train it, each with tier.dram_bytes of its own (default: 1)",
     )
-    where.add_argument("--price", type=float, metavar="P", help="with --devices: what a device costs in an hour")
-    where.add_argument(
+    plans.add_argument("--price", type=float, metavar="P", help="with --devices: what a device costs in an hour")
+    plans.add_argument(
         "--machine",
         metavar="FILE",
         help="with --predict, --devices or --tiers: what `recjax calibrate` wrote, or a machine that is shipped, such "
         "as h100 (default: planner.machine, or, but for --tiers, machine.json)",
     )
-    where.add_argument(
+    plans.add_argument(
         "--target",
         choices=("", "h200", "v5e", "v6e"),
         default="",
         help="with --predict: compile for this, which need not be here (extra aot), instead of the device that is",
     )
-    where.add_argument("--measure", action="store_true", help="with --predict: also measure it here, as bench does")
-    where.add_argument(
+    plans.add_argument("--measure", action="store_true", help="with --predict: also measure it here, as bench does")
+    plans.add_argument(
         "--out",
         type=expanded,
         metavar="DIR",
         help="with --predict: also write prediction.json, prediction.png and trace.json (for ui.perfetto.dev) there; "
         "with --devices offers.json and offers.png; with planner.machine=FILE choice.json and choice.png",
     )
-    where.set_defaults(tunables=True)
+    plans.set_defaults(tunables=True)
 
-    measured = common.verb(
+    calibrates = common.verb(
         names,
         "calibrate",
         calibrate,
         "measure what this machine can do, for plan --predict",
         "calibrate --out machine.json",
     )
-    measured.add_argument("--out", type=expanded, required=True, metavar="FILE", help="machine file to write")
-    measured.add_argument("--quick", action="store_true", help="few and small sizes, in a minute: to try it")
-    measured.add_argument(
+    calibrates.add_argument("--out", type=expanded, required=True, metavar="FILE", help="machine file to write")
+    calibrates.add_argument("--quick", action="store_true", help="few and small sizes, in a minute: to try it")
+    calibrates.add_argument(
         "--devices",
         type=int,
         metavar="N",
         help="the most that collectives are measured over, beside 2 (default: all accelerators, or 8 host devices, 2 "
         "with --quick)",
     )
-    measured.add_argument(
+    calibrates.add_argument(
         "--platform", choices=("auto", "cpu", "gpu", "tpu"), default="auto", help="of the devices (default: auto)"
     )
-    measured.add_argument(
+    calibrates.add_argument(
         "--disk", default="", metavar="DIR", help="also measure the disk of this folder, for tier.disk"
     )
-    measured.add_argument("--name", default="", metavar="NAME", help="of the machine (default: its processor's)")
-    measured.set_defaults(tunables=True)
+    calibrates.add_argument("--name", default="", metavar="NAME", help="of the machine (default: its processor's)")
+    calibrates.set_defaults(tunables=True)
 
 
 def plan(options: argparse.Namespace) -> None:
@@ -267,9 +267,10 @@ def calibrate(options: argparse.Namespace) -> None:
     else:
         machine = calibration.calibrate(mesh, effort, log.info, options.name)
     if options.disk:
+        from recjax.planning.rates import with_disk
         from recjax.tiers.host_rows import folder_of
 
-        machine = calibration.with_disk(machine, folder_of(options.disk))
+        machine = with_disk(machine, folder_of(options.disk))
     machine = report.with_note(machine, others.share(), options.quick)
     write(machine, options.out)
     write_result(

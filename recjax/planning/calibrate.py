@@ -18,7 +18,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -33,11 +32,10 @@ from recjax.planning.costs import Costs, of_sizes
 from recjax.planning.device_times import device_seconds
 from recjax.planning.host_cases import host_cases
 from recjax.planning.kernel_cases import IN_A_PASS, kernel_cases
-from recjax.planning.machine import COLLECTIVES, HOST, HeldOut, Kernel, Machine, Point, Quantity
+from recjax.planning.machine import COLLECTIVES, HOST, HeldOut, Kernel, Machine, Point
 from recjax.planning.overhead_cases import LEAST_US, chains, overheads_of
 from recjax.planning.rates import rates_of
 from recjax.planning.reuse_cases import reuse_cases
-from recjax.tiers.disk_speed import disk_rates
 from recjax.utils import processor
 
 Tell = Callable[[str], None]
@@ -221,21 +219,6 @@ def calibrate(
             for kernel, of in machine.kernels.items()
         },
     )
-
-
-def with_disk(machine: Machine, folder: Path) -> Machine:
-    """The machine with the rates of a disk, as the store of `tier.disk` uses it.
-
-    Raises:
-      ConfigError, TrainingError: no file can be made, written or read in the folder.
-    """
-    found = disk_rates(folder, 2.0)
-    rates = {
-        "disk_reads": Quantity(found.reads, "1/s", "measured"),
-        "disk_write": Quantity(found.written, "B/s", "measured"),
-        "disk_writes": Quantity(found.writes, "1/s", "measured"),
-    }
-    return dataclasses.replace(machine, rates=machine.rates | rates)
 
 
 def _by_device(timed: Sequence[_Timed]) -> None:

@@ -1,4 +1,4 @@
-"""What `recjax calibrate` times: a case of a class, and the compiled program that a case runs."""
+"""Cases that `recjax calibrate` times, and the compiled programs that they run."""
 
 from __future__ import annotations
 

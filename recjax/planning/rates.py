@@ -1,15 +1,18 @@
-"""Rates of a machine, from the kernels that `recjax calibrate` has timed."""
+"""Rates of a machine, from the kernels that `recjax calibrate` has timed, and of a disk."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 
 from recjax.planning.cases import Case
 from recjax.planning.costs import of_sizes
-from recjax.planning.machine import Quantity
+from recjax.planning.machine import Machine, Quantity
+from recjax.tiers.disk_speed import disk_rates
 from recjax.utils import processor
 
 _LEAST_US = 100.0  # that a case takes which may tell a peak rate: of less the clock's noise would be the peak
@@ -35,6 +38,21 @@ def rates_of(timed: Sequence[tuple[Case, float]], device: jax.Device) -> dict[st
     found["memory"] = Quantity(max(passes)[1], "B/s", "measured")
     found["cache"] = Quantity(_peak(passes), "B/s", "measured")
     return found | (_of_host() if device.platform == "cpu" else _of_device(device))
+
+
+def with_disk(machine: Machine, folder: Path) -> Machine:
+    """The machine with the rates of a disk, as the store of `tier.disk` uses it.
+
+    Raises:
+      ConfigError, TrainingError: no file can be made, written or read in the folder.
+    """
+    found = disk_rates(folder, 2.0)
+    rates = {
+        "disk_reads": Quantity(found.reads, "1/s", "measured"),
+        "disk_write": Quantity(found.written, "B/s", "measured"),
+        "disk_writes": Quantity(found.writes, "1/s", "measured"),
+    }
+    return dataclasses.replace(machine, rates=machine.rates | rates)
 
 
 def _of_host() -> dict[str, Quantity]:
