@@ -46,7 +46,7 @@ from recjax.train.trainer import Trainer, build_trainer
 
 Timelines = dict[tuple[int, int], tuple[profile.Span, ...]]  # (rank, step) -> what ran
 UNTIMED = 3  # steps before the first one that is recorded: they compile, and fill the pipeline
-_DTYPES = {
+_DTYPES = {  # as the program's text has them -> as NumPy does
     "pred": "bool",
     "s8": "int8",
     "u8": "uint8",
@@ -60,7 +60,7 @@ _DTYPES = {
     "bf16": "bfloat16",
     "f32": "float32",
     "f64": "float64",
-}  # as the program's text has them -> as NumPy does
+}
 
 
 @dataclasses.dataclass(frozen=True)

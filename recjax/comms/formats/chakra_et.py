@@ -312,7 +312,7 @@ def _communication(id: int, parent: int, event: Event, pg: Mapping[str, Any], ra
     return _written(id, parent, "record_param_comms", inputs, outputs, about)
 
 
-_PLAIN: dict[str, Any] = {
+_PLAIN: dict[str, Any] = {  # attributes that every node has
     "rf_id": 0,
     "fw_parent": 0,
     "seq_id": -1,
@@ -322,7 +322,7 @@ _PLAIN: dict[str, Any] = {
     "op_schema": "",
     "kernel_backend": "",
     "kernel_file": "",
-}  # attributes that every node has
+}
 
 
 def _written(

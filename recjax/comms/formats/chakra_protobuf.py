@@ -33,7 +33,7 @@ from recjax.settings.values import either
 VERSION = "0.0.4"
 VERSIONS = ("", VERSION, "1.0.0")  # that are read; Chakra's converters write none, its generator the last one
 _COMP, _SEND, _RECV, _COLL = 4, 5, 6, 7  # NodeType
-_TYPES = {
+_TYPES = {  # CollectiveCommType
     "all_reduce": 0,
     "reduce": 1,
     "all_gather": 2,
@@ -43,7 +43,7 @@ _TYPES = {
     "all_to_all": 6,
     "reduce_scatter": 7,
     "barrier": 9,
-}  # CollectiveCommType
+}
 _KINDS = {number: kind for kind, number in _TYPES.items()} | {8: "reduce_scatter"}
 _OWN_TEXTS, _OWN_LISTS = ("phase", "scope", "dtype"), ("sends", "receives", "parts")
 # The schema, as far as it is read: message -> its fields, number -> (name, type), in capitals one of the oneof `value`.
