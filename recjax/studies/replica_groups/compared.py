@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from recjax.studies import report as reports
@@ -65,9 +65,8 @@ def report(result: Mapping[str, Any]) -> reports.Report:
     )
 
 
-def _norms(curves: Curves) -> list[Row]:
+def _norms(curves: Curves) -> Iterator[Row]:
     """Figure 4."""
-    rows = []
     for name, what, start, end in (
         (PARTED, "same seed, data partitioned", "0", "rises to a plateau"),
         (SEEDED, "different seeds, not partitioned", "above 0", "settles"),
@@ -81,9 +80,9 @@ def _norms(curves: Curves) -> list[Row]:
         there = max(map(abs, still.values)) < (PLATEAU if name == PARTED else SETTLED)
         at_zero = max(first.values) == 0
         quantity = f"norm of E0 - E1 at the start, {what}"
-        rows.append(Row("figure 4", quantity, start, first.text(2), at_zero == (start == "0")))
+        yield Row("figure 4", quantity, start, first.text(2), at_zero == (start == "0"))
         moving = "" if there else _still_moving(curves, name)
-        rows.append(Row("figure 4", f"at the end, {what}", end, f"{last.text(2)}; {text}", there, moving))
+        yield Row("figure 4", f"at the end, {what}", end, f"{last.text(2)}; {text}", there, moving)
         aligned = curves.last(name, "aligned")
         kept = aligned.mean / last.mean
         why = (
@@ -92,12 +91,11 @@ def _norms(curves: Curves) -> list[Row]:
             else "much of the norm is a rotation, which says nothing where rows are only multiplied with each other"
         )
         quantity = f"the same after orthogonal (Procrustes) alignment, {what}"
-        rows.append(_unstated("figure 4", quantity, f"{aligned.text(2)}, {kept:.0%} of the norm", why))
+        yield _unstated("figure 4", quantity, f"{aligned.text(2)}, {kept:.0%} of the norm", why)
     if ALIKE in curves.arms:
         ours = f"{curves.last(ALIKE, 'distance').text(2)}, of which aligned {curves.last(ALIKE, 'aligned').text(2)}"
         why = "the part of the norm that the order of samples makes, without other seeds or other samples"
-        rows.append(_unstated("figure 4", "at the end, same seed, not partitioned", ours, why))
-    return rows
+        yield _unstated("figure 4", "at the end, same seed, not partitioned", ours, why)
 
 
 def _unstated(figure: str, quantity: str, ours: str, why: str = "") -> Row:
@@ -115,13 +113,11 @@ def _still_moving(curves: Curves, name: str) -> str:
     return f"it still {way} after {int(curves.iterations(name)[-1]):,} iterations"
 
 
-def _training(curves: Curves) -> list[Row]:
+def _training(curves: Curves) -> Iterator[Row]:
     """Figures 5 and 6, and what the source expects of them."""
     one, cluster = curves.last(ONE, "train_accuracy"), curves.last(PARTED, "own_train_accuracy")
-    rows = [
-        _unstated("figure 5", "accuracy in training, one node, at the end", one.text()),
-        _unstated("figure 6", "accuracy in training, two nodes, at the end", cluster.text()),
-    ]
+    yield _unstated("figure 5", "accuracy in training, one node, at the end", one.text())
+    yield _unstated("figure 6", "accuracy in training, two nodes, at the end", cluster.text())
     for name in interacting(curves):
         arm = curves.arms[name]
         figure, nodes, measure, plain = ("figure 5", "one node", "train_accuracy", ONE)
@@ -132,24 +128,21 @@ def _training(curves: Curves) -> list[Row]:
         why = (
             f"on the test split {curves.last(name, test).text()}, with the other one {curves.last(plain, test).text()}"
         )
-        rows.append(_unstated(figure, quantity, curves.last(name, measure).text(), why))
+        yield _unstated(figure, quantity, curves.last(name, measure).text(), why)
     for name, measure, what in (
         (PARTED, "own_accuracy", "the nodes' own tables, data partitioned"),
         (OWN, "accuracy", "the mean of the nodes' tables, samples at random"),
         (EXACT, "accuracy", "tables kept equal (recjax's default)"),
     ):
         share = curves.share_of_iterations(name, measure, ONE, "accuracy")
-        rows.append(
-            Row(
-                "figures 5-6",
-                f"iterations to one node's best test accuracy, over those that it took: {what}",
-                "0.5 (expected)",
-                "not reached with every seed" if share is None else share.text(2),
-                share is not None and share.mean <= 0.55,
-                _sees(name) if share is None or share.mean > 0.55 else "",
-            )
+        yield Row(
+            "figures 5-6",
+            f"iterations to one node's best test accuracy, over those that it took: {what}",
+            "0.5 (expected)",
+            "not reached with every seed" if share is None else share.text(2),
+            share is not None and share.mean <= 0.55,
+            _sees(name) if share is None or share.mean > 0.55 else "",
         )
-    return rows
 
 
 def interacting(curves: Curves) -> list[str]:
@@ -169,52 +162,41 @@ def _find(result: Mapping[str, Any], label: str, devices: int = 1) -> Mapping[st
     return next((of for of in result["series"] if of["label"] == label and of["devices"] == devices), None)
 
 
-def _times(result: Mapping[str, Any]) -> list[Row]:
+def _times(result: Mapping[str, Any]) -> Iterator[Row]:
     """Figures 7 to 12, and section 4.4."""
     one, two = _find(result, "1 group"), _find(result, "1 group", 2)
     own = _find(result, "2 groups, own tables")
     if one is None or own is None or two is None:
-        return []
-    rows = []
+        return
     for figure, of, what in (("figure 7", one, "one node"), ("figure 8", own, "two nodes, MLPs synchronised")):
         series, half = of["ms"], len(of["ms"]) // 2
         ratio = milliseconds(series[half:])["median"] / milliseconds(series[:half])["median"]
         ours = f"{_text(series)}; second half {ratio:.2f} of the first"
-        rows.append(_unstated(figure, f"time of each iteration, {what}", ours))
+        yield _unstated(figure, f"time of each iteration, {what}", ours)
     for figure, of, what in (("figure 9", one, "one node"), ("figure 10", own, "two nodes")):
         parts = sorted(((of["parts"][p], p) for p in (*PARTS, "other")), reverse=True)[:3]
         parts.append((of["parts"]["idle"], "idle"))
         shares = ", ".join(f"{p} {ms / of['parts']['total']:.0%}" for ms, p in parts)
-        rows.append(_unstated(figure, f"largest parts of an iteration, {what}", shares))
+        yield _unstated(figure, f"largest parts of an iteration, {what}", shares)
     ratio = milliseconds(own["ms"])["median"] / milliseconds(one["ms"])["median"]
     why = "here the second group also works on the processors of the first: part of this is no synchronisation"
     for of, what, theirs in ((one, "independent", "35 ms"), (own, "synchronised", "55 ms")):
         quantity = f"median iteration, {what}"
-        rows.append(Row("figures 11-12", quantity, theirs, _text(of["ms"]), None, "another machine"))
-    rows.append(
-        Row(
-            "figures 11-12",
-            "synchronised over independent",
-            f"{55 / 35:.2f}, so slower",
-            f"{ratio:.2f}",
-            ratio > 1,
-            why,
-        )
+        yield Row("figures 11-12", quantity, theirs, _text(of["ms"]), None, "another machine")
+    yield Row(
+        "figures 11-12", "synchronised over independent", f"{55 / 35:.2f}, so slower", f"{ratio:.2f}", ratio > 1, why
     )
     ratio = milliseconds(two["ms"])["median"] / milliseconds(one["ms"])["median"]
     exchange = two["parts"]["exchange in the group"]
-    rows.append(
-        Row(
-            "section 4.4",
-            "an iteration on two devices over that on one, same batch of a node",
-            f"{35 / 8:.1f} (35 ms, 8 ms)",
-            f"{ratio:.2f} ({_text(two['ms'])}; {_text(one['ms'])})",
-            ratio > 1,
-            f"{exchange:.1f} ms of it exchange rows between the two devices"
-            + ("" if ratio > 1 else "; two devices here are also twice the threads for products"),
-        )
+    yield Row(
+        "section 4.4",
+        "an iteration on two devices over that on one, same batch of a node",
+        f"{35 / 8:.1f} (35 ms, 8 ms)",
+        f"{ratio:.2f} ({_text(two['ms'])}; {_text(one['ms'])})",
+        ratio > 1,
+        f"{exchange:.1f} ms of it exchange rows between the two devices"
+        + ("" if ratio > 1 else "; two devices here are also twice the threads for products"),
     )
-    return rows
 
 
 def _text(series: list[float]) -> str:
@@ -222,9 +204,8 @@ def _text(series: list[float]) -> str:
     return f"{of['median']:.1f} ms ({of['p5']:.1f} to {of['p95']:.1f})"
 
 
-def _nodes(curves: Curves) -> list[Row]:
+def _nodes(curves: Curves) -> Iterator[Row]:
     """Figures 13 and 14."""
-    rows = []
     shaped = [name for name, arm in curves.arms.items() if arm["shape"]]
     for figure, name in zip(("figure 13", "figure 14"), shaped, strict=True):
         first, second = (curves.last(name, f"accuracy_{g}") for g in range(2))
@@ -232,14 +213,12 @@ def _nodes(curves: Curves) -> list[Row]:
         shape = curves.arms[name]["shape"]
         what = f"D={shape['dim']}, {'-'.join(map(str, shape['widths']))}"
         why = f"the nodes differ by {apart.text()}"
-        rows.append(_unstated(figure, f"test accuracy of node 0, {what}", first.text()))
-        rows.append(_unstated(figure, f"test accuracy of node 1, {what}", second.text(), why))
-    return rows
+        yield _unstated(figure, f"test accuracy of node 0, {what}", first.text())
+        yield _unstated(figure, f"test accuracy of node 1, {what}", second.text(), why)
 
 
-def _left_open(result: Mapping[str, Any], curves: Curves) -> list[Row]:
+def _left_open(result: Mapping[str, Any], curves: Curves) -> Iterator[Row]:
     """Rows on what the source names as future work."""
-    rows = []
     exact = curves.last(EXACT, "auc")
     sent = result["bytes"]["2"]["sent"]
     for precision in PRECISIONS:
@@ -250,22 +229,22 @@ def _left_open(result: Mapping[str, Any], curves: Curves) -> list[Row]:
             f"tables kept equal: {exact.text()}; a device sends {sent[f'tables {precision}, every 1'] / every:,.0f}"
             f" bytes an iteration, for those {sent['rows float32']:,.0f}"
         )
-        rows.append(_untried(quantity, curves.last(name, "auc").text(), why))
+        yield _untried(quantity, curves.last(name, "auc").text(), why)
     for late in (name for name, arm in curves.arms.items() if arm["delay"]):
         on_time = late.replace(", late gradients", "")
         quantity = f"test AUC with the all-reduce of gradients one iteration late, {late.partition(', late')[0]}"
         why = f"on time: {curves.last(on_time, 'auc').text()}"
-        rows.append(_untried(quantity, curves.last(late, "auc").text(), why))
+        yield _untried(quantity, curves.last(late, "auc").text(), why)
     delayed, own = _find(result, "2 groups, own tables, late gradients"), _find(result, "2 groups, own tables")
     if delayed and own:
         why = f"on time: {_text(own['ms'])}; within one process there is no network whose time could hide"
-        rows.append(_untried("median iteration with a late all-reduce", _text(delayed["ms"]), why))
+        yield _untried("median iteration with a late all-reduce", _text(delayed["ms"]), why)
     if "4 groups, exact, samples random" in curves.arms:
         four = curves.share_of_iterations("4 groups, exact, samples random", "accuracy", ONE, "accuracy")
         quantity = "more data: iterations of four nodes with equal tables to one node's best, over those that it took"
-        rows.append(_untried(quantity, "not reached with every seed" if four is None else four.text(2)))
+        yield _untried(quantity, "not reached with every seed" if four is None else four.text(2))
     ours = "a run goes on from its checkpoint, with every group's tables"
-    return [*rows, _untried("fault tolerance", ours, "recjax train; another number of groups goes on with the means")]
+    yield _untried("fault tolerance", ours, "recjax train; another number of groups goes on with the means")
 
 
 def _averaged(curves: Curves, precision: str) -> str:
