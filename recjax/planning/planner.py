@@ -248,7 +248,7 @@ def _of_plans(
     why = "shortest predicted step" if plain_fits else "the plain rule does not fit"
     if kept:
         why = f"no other plan is predicted to be more than {BAND:.0%} faster: that is within the error of predictions"
-    return choice("plan", name, why, chosen, following, tried[following] if following else None)
+    return choice_of("plan", name, why, chosen, following, tried[following] if following else None)
 
 
 def reasons(planner: Planner, ways: Assignment) -> dict[str, dict[str, Any]]:
@@ -309,7 +309,7 @@ def dense_bucket(planner: Planner, exact: StepSizes, chosen: Prediction) -> tupl
     dense = planner.question.dense
     own = dense.bucket_bytes / 2**20
     if not planner.question.open_bucket or exact.devices == 1:
-        return own, chosen, choice("bucket", own, "as the config says", chosen)
+        return own, chosen, choice_of("bucket", own, "as the config says", chosen)
     tried = {
         mib: chosen if mib == own else planner.predicted(exact, dataclasses.replace(dense, bucket_bytes=mib * 2**20))
         for mib in BUCKETS_MIB
@@ -320,7 +320,7 @@ def dense_bucket(planner: Planner, exact: StepSizes, chosen: Prediction) -> tupl
     following = min((mib for mib in tried if mib != best), key=lambda mib: price(tried[mib]), default=None)
     why = "MiB of dense gradients that are sent at a time; 0: all after the backward pass"
     after = None if following is None else tried[following]
-    return best, tried[best], choice("bucket", best, why, tried[best], following, after)
+    return best, tried[best], choice_of("bucket", best, why, tried[best], following, after)
 
 
 def _routing(
@@ -338,7 +338,7 @@ def _routing(
         fixed = "the plain rule: the machine file says nothing of routing"
     if fixed:
         routing = "auto" if planner.question.open_routing and not machine.shared else given
-        return routing, chosen, choice("routing", given, fixed, chosen)
+        return routing, chosen, choice_of("routing", given, fixed, chosen)
     dense = dataclasses.replace(planner.question.dense, bucket_bytes=bucket * 2**20)
     tried = {
         who: planner.predicted(dataclasses.replace(exact, host_routes=who == "host"), dense)
@@ -348,10 +348,10 @@ def _routing(
     best = "device" if slower < price(tried["host"]) else "host"
     other = "host" if best == "device" else "device"
     why = "who finds the distinct rows of a batch"
-    return best, tried[best], choice("routing", best, why, tried[best], other, tried[other])
+    return best, tried[best], choice_of("routing", best, why, tried[best], other, tried[other])
 
 
-def choice(
+def choice_of(
     what: str, chosen: Any, why: str, of: Prediction, following: Any = None, after: Prediction | None = None
 ) -> dict[str, Any]:
     """A choice for people, as JSON has it.

@@ -24,7 +24,7 @@ from recjax.planning.memory import GIB, USABLE, needed
 from recjax.planning.planner import (
     BAND,
     Planner,
-    choice,
+    choice_of,
     dense_bucket,
     plain_ways,
     price,
@@ -197,10 +197,10 @@ def _answered(planner: Planner, chosen: _Option, options: list[_Option], asked: 
     after = None if following is None else f"{following.name} with {size_text(following.tier.device_bytes)} of rows"
     next_step = None if following is None else following.prediction
     choices = [
-        choice("plan", chosen.name, f"{budget}; rows travel to caches", step, after, next_step),
-        choice("tiers", f"tier.device_bytes={tier.device_bytes}", tier_text(tier), step),
+        choice_of("plan", chosen.name, f"{budget}; rows travel to caches", step, after, next_step),
+        choice_of("tiers", f"tier.device_bytes={tier.device_bytes}", tier_text(tier), step),
         bucket_choice,
-        choice("routing", "host", "it alone knows which rows are on the devices", step),
+        choice_of("routing", "host", "it alone knows which rows are on the devices", step),
     ]
     memory = asked.memory(chosen.sizes)
     plain = options[0].prediction if options[0].name == "the plain rule" else chosen.prediction
