@@ -3,7 +3,7 @@
 import pytest
 
 from recjax.errors import ConfigError
-from recjax.tracing import verbs
+from recjax.tracing import replay_verb
 from recjax.utils.bus import bus_factor
 from recjax.utils.units import read_bytes, read_rate, read_time, read_whole_bytes, size_text
 
@@ -25,7 +25,7 @@ def test_a_size_is_read_alike_by_every_verb(text, size, monkeypatch):
         "overrides": [],
         "out": None,
     }
-    verbs._sweep(type("Options", (), options))
+    replay_verb._sweep(type("Options", (), options))
     assert asked == [size]
 
 
