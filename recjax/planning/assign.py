@@ -157,7 +157,8 @@ def sizes(demand: Demand, ways: Assignment) -> StepSizes:
             owned.append(Owned(buffer, list_ids(ids, counted > 0), rows_asked, bags=bags))
             columns += buffer.width * float(stack.bags_T[one_T].sum())
             of_shards += buffer.width * float(stack.bags_T[split_T].sum())
-            widest = max(widest, buffer.width if whole_T.any() else min(buffer.width, NARROWEST))
+            if one_T.any():
+                widest = max(widest, buffer.width if whole_T.any() else min(buffer.width, NARROWEST))
     vectors: tuple[Vectors, ...] = ()
     if owned:
         each = max(columns / N * _UNEVEN, widest) + of_shards

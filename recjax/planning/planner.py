@@ -3,7 +3,8 @@
 The search has no clock and no chance in it: equal arguments give equal plans, in every process.
 
   1. Assignments by two thresholds: tables below so many bytes are copied; of the others those pool whose pooled vectors
-     are so many times fewer bytes than distinct rows, all of them whole or in shards. The plain rule's is one of them.
+     are so many times fewer bytes than distinct rows. The plain rule's assignment is one of them. Each also with all
+     tables whole that pool.
   2. From the best, tables (those that are alike together, the ones with most to send first) go another way if the step
      is then predicted to be shorter.
   3. The best few become plans, whose exact sizes are predicted again. The plain rule wins if it is within `BAND`: a
@@ -27,7 +28,7 @@ from recjax.embedding.plan import Plan
 from recjax.embedding.plan_choice import AUTO_REPLICATE_BYTES
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
-from recjax.planning.assign import POOLING, WAYS, Assignment, Demand, Way, as_plan, sizes
+from recjax.planning.assign import WAYS, Assignment, Demand, Way, as_plan, sizes
 from recjax.planning.costs import Costs
 from recjax.planning.predict import DEVICES, Prediction, predict
 from recjax.planning.question import Answer, Question
@@ -112,12 +113,12 @@ def allowed(demand: Demand, table: TableSpec) -> tuple[Way, ...]:
     return ("copy", *found)
 
 
-def _ways(demand: Demand, copied: int, pooled: Collection[str], how: Way = "pooled") -> Assignment:
+def _ways(demand: Demand, copied: int, pooled: Collection[str]) -> Assignment:
     """Tables of at most so many bytes as copies, those that are named pooled, others as rows; where they may go so."""
     found: dict[str, Way] = {}
     for table in demand.tables:
         ways = allowed(demand, table)
-        wanted: Way = "copy" if table.rows * table.dim * 4 <= copied else how if table.name in pooled else "rows"
+        wanted: Way = "copy" if table.rows * table.dim * 4 <= copied else "pooled" if table.name in pooled else "rows"
         found[table.name] = wanted if wanted in ways else "rows" if "rows" in ways else ways[-1]
     return found
 
@@ -136,9 +137,7 @@ def by_thresholds(demand: Demand) -> Iterator[Assignment]:
         fewer[table.name] = rows / vectors if vectors else math.inf
     for copied in _COPIED_BYTES:
         for least in _FEWER:
-            pooled = {name for name, times in fewer.items() if times > least}
-            for how in POOLING if pooled else POOLING[:1]:
-                yield _ways(demand, copied, pooled, how)
+            yield _ways(demand, copied, {name for name, times in fewer.items() if times > least})
 
 
 def classes(demand: Demand) -> list[list[TableSpec]]:
@@ -159,6 +158,10 @@ def search(planner: Planner, tell: Callable[[str], None] = lambda text: None) ->
     """The best assignments, the best first."""
     demand = planner.question.demand
     starts = list(by_thresholds(demand))
+    free = {table.name for table in demand.tables if "whole" in allowed(demand, table)}
+    starts += [
+        {name: "whole" if way == "pooled" and name in free else way for name, way in ways.items()} for ways in starts
+    ]
     best = min(starts, key=planner.cost)
     tell(f"{len(starts)} ways to begin with")
     kinds = classes(demand)[:_MOVED_CLASSES]

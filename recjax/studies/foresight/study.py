@@ -283,7 +283,7 @@ def measured_cases(kept: Finished, cases: Sequence[Case]) -> tuple[list[Found], 
         elif "case" in record:
             passes.setdefault(record["case"], []).append(record)
     for own in comparisons(cases).values():
-        known = {predicted[case.name].get("program") for case in own if case.name in passes}
+        known = {predicted[case.name].get("program") for case in own if case.name in {*passes} & {*predicted}}
         for case in own:
             if case.kind == "plan" and predicted.get(case.name, {}).get("program") in known - {None}:
                 passes.setdefault(case.name, [])
