@@ -30,7 +30,15 @@ class Stepping:
         self.trainer = build_trainer(config, splits=("train",))
         if isinstance(self.trainer.source, ZipfStreamSource):
             self.trainer.source.draw("train")
+        self.begin()
+
+    def begin(self) -> None:
+        """Makes the state before the first step, also after `release`."""
         self.state = self.trainer.init_state()
+
+    def release(self) -> None:
+        """Gives the memory of the state back, until `begin`."""
+        del self.state
 
     def steps(self, stream: Iterator[StepInputs]) -> Iterator[None]:
         """Dispatches a step, waits for the one before, as a training does, and yields, until the stream ends."""

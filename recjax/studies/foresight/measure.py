@@ -114,13 +114,13 @@ def by_turns(configs: Sequence[RunConfig], rounds: int, seconds: float) -> list[
     trainings = []
     for config in configs:
         trainings.append(Stepping(config))
-        trainings[-1].state = None
+        trainings[-1].release()
     times: list[list[dict[str, Any]]] = [[] for _ in configs]
     for _ in range(rounds):
         for training, of in zip(trainings, times, strict=True):
-            training.state = training.trainer.init_state()
+            training.begin()
             of.append(_figures([_turn(training, seconds)]))
-            training.state = None
+            training.release()
     logs_CxR = np.log([[one["step_ms"] for one in of] for of in times])
     speeds_R = np.exp(np.mean(logs_CxR - np.median(logs_CxR, axis=1, keepdims=True), axis=0))
     return [[one | {"round_slower": float(speed)} for one, speed in zip(of, speeds_R, strict=True)] for of in times]

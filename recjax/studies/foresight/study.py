@@ -255,14 +255,13 @@ def _compared(cases: Sequence[Case], turn: int, seconds: float) -> dict[str, Any
 
     Changes also have "over_base", the time of a step over that of their base in the same round.
     """
-    rounds = measure.by_turns([case.config for case in cases], ROUNDS, seconds / ROUNDS)
-    of = dict(zip(cases, rounds, strict=True))
-    base = {case.name: rounds for case, rounds in of.items()}
-    for case, rounds in of.items():
+    measured = measure.by_turns([case.config for case in cases], ROUNDS, seconds / ROUNDS)
+    of = {case.name: rounds for case, rounds in zip(cases, measured, strict=True)}
+    for case in cases:
         if case.kind == "change":
-            for one, beside in zip(rounds, base[case.base], strict=True):
-                one["over_base"] = one["step_ms"] / beside["step_ms"]
-    return {"pass": turn, "by_turns": {case.name: rounds for case, rounds in of.items() if case.kind != "config"}}
+            for one, base in zip(of[case.name], of[case.base], strict=True):
+                one["over_base"] = one["step_ms"] / base["step_ms"]
+    return {"pass": turn, "by_turns": {case.name: of[case.name] for case in cases if case.kind != "config"}}
 
 
 def measured_cases(kept: Finished, cases: Sequence[Case]) -> tuple[list[Found], dict[str, str]]:
