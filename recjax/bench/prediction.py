@@ -1,31 +1,27 @@
 """`recjax plan PRESET --predict`: a training step predicted on a machine, and with --measure the one that is here.
 
 The step is compiled as it trains, for as many devices as the config says, and not run. Its sizes come from the first
-batch, see `recjax.bench.compile_report.sample`.
+batch, see `recjax.train.first_batch`.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from recjax.bench import compile_report, targets
+from recjax.bench import targets
 from recjax.bench.breakdown import part_of, scopes
 from recjax.bench.run import Options, bench
 from recjax.config.run import RunConfig
-from recjax.embedding.routing import device
 from recjax.planning import draw, reach
-from recjax.planning.graph import Graph, joined, read_graph
 from recjax.planning.machine import Machine
-from recjax.planning.predict import HostWork, Prediction, figures, predict
-from recjax.planning.routed import routed
-from recjax.train.compile_only import abstract_inputs, abstract_state
-from recjax.train.routers import HostRouter
-from recjax.train.trainer import Trainer, build_trainer
+from recjax.planning.predict import Prediction, figures
+from recjax.train.first_batch import sample
+from recjax.train.step_prediction import of_trainer
+from recjax.train.trainer import build_trainer
 from recjax.utils import log
 from recjax.utils.files import write_json, write_whole
 from recjax.utils.text import aligned
@@ -46,44 +42,15 @@ def predicted(config: RunConfig, machine: Machine, target: str = "") -> Predicti
     """
     trainer = build_trainer(config, splits=("train",), weights=False)
     log.info("counting distinct rows")
-    found = compile_report.sample(trainer)
+    found = sample(trainer)
     if target:
         trainer = targets.moved(trainer, target)
     log.info(f"compiling for {trainer.bound.all_devices} device(s)")
-    state, inputs = abstract_state(trainer), abstract_inputs(trainer, found.capacities)
-    text = trainer.step_program.lower(state, inputs).compile().as_text() or ""
-    parts = {name: part_of(scope) for name, scope in scopes(text).items()}
-    devices, hosts = trainer.bound.all_devices, trainer.config.mesh.hosts
-    step = read_graph(text, devices, parts, hosts)
-    host = _host(trainer, found, state, inputs, machine)
-    if host.routes:
-        return predict(step, machine, host)
-    programs = device.programs(trainer.bound, trainer.mesh, inputs.routing.features, found.capacities)
-    routing = [read_graph(of.as_text() or "", devices, hosts=hosts) for of in programs]
-    routing = [Graph(tuple(replace(node, part="route") for node in of.nodes), of.unknown) for of in routing]
-    arguments = tuple(len(jax.tree.leaves(of.in_avals)) for of in programs)
-    return predict(joined([*routing, step]), machine, replace(host, route_arguments=arguments))
+    return of_trainer(trainer, found, machine, _parts)
 
 
-def _host(trainer: Trainer, found: compile_report.Sample, state: Any, inputs: Any, machine: Machine) -> HostWork:
-    train, placed = trainer.config.train, jax.tree.leaves(inputs)
-    shares = train.batch_size / max(1, found.samples)
-    of_ways = routed(trainer.bound, lambda feature: shares * found.ids_of[feature.reads])
-    return HostWork(
-        samples=train.batch_size,
-        ids=math.ceil(shares * found.ids),
-        features=len(trainer.bound.features),
-        placed_bytes=sum(math.prod(x.shape) * x.dtype.itemsize for x in placed),
-        placed_arrays=len(placed),
-        arguments=len(jax.tree.leaves(state)) + len(placed),
-        devices=trainer.bound.all_devices,
-        workers=train.workers,
-        routes=isinstance(trainer.router, HostRouter),
-        source=trainer.config.data.kind,
-        ordered=not train.shuffle,
-        hosts=1 if machine.shared else trainer.config.mesh.hosts,
-        routed=of_ways,
-    )
+def _parts(text: str) -> Mapping[str, str]:
+    return {name: part_of(scope) for name, scope in scopes(text).items()}
 
 
 def on_machine(

@@ -159,7 +159,13 @@ def plan(options: argparse.Namespace) -> None:
     source = config.data.open()
     config = config.for_rows(int(source.row_counts("train").sum()))
     tables, features = specs(config, source.schema, mean_ids(source))
-    plan, chosen, hot = planned.plan_of(config, source, tables, features, config.mesh.shape)
+    judge = None
+    if config.planner.compile:
+        from recjax.parallel.mesh import make_mesh
+        from recjax.train.step_prediction import judge as judge_of
+
+        judge = judge_of(config, source, make_mesh(config.mesh))
+    plan, chosen, hot = planned.plan_of(config, source, tables, features, config.mesh.shape, judge)
     if options.save:
         beside = is_file(config.plan) and located(config.plan).parent == located(options.save).parent
         saved = plan if beside else plan.without_files()  # whose paths are relative to the plan file

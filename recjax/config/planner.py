@@ -14,7 +14,10 @@ class PlannerConfig:
     machine: str = ""  # machine file of `recjax calibrate`, or a shipped one such as h200; empty: the plain rule
     memory_gib: float = 0.0  # GiB that a device may use; 0: what the machine file says that it has
     buckets: bool = True  # whether it chooses the buckets of dense gradients where train.bucket_mib is 0
+    compile: int = 0  # plans, the best from sizes alone, that are compiled beside the plain rule's, to compare these
 
     def __post_init__(self) -> None:
         if not 0 <= self.memory_gib < float("inf"):
             raise ConfigError(f"memory_gib is {self.memory_gib}; give what a device may use, for example 80, or 0.")
+        if self.compile < 0:
+            raise ConfigError(f"compile is {self.compile}; give how many plans to compile, for example 4, or 0.")

@@ -7,8 +7,9 @@ The search has no clock and no chance in it: equal arguments give equal plans, i
      tables whole that pool.
   2. From the best, tables (those that are alike together, the ones with most to send first) go another way if the step
      is then predicted to be shorter.
-  3. The best few become plans, whose exact sizes are predicted again. The plain rule wins if it is within `BAND`: a
-     difference that predictions do not resolve is none, and the simpler plan is better.
+  3. The best few become plans, whose exact sizes are predicted again; or whose steps are compiled, and predicted from
+     that. The plain rule wins if it is within `BAND`: a difference that predictions do not resolve is none, and the
+     simpler plan is better.
   4. Buckets of dense gradients, and routing by host or device, where the config leaves these open.
 
 A step is predicted from sizes alone (`sketch.py`). What hides behind something longer adds little to a step, but not
@@ -181,13 +182,31 @@ def search(planner: Planner, tell: Callable[[str], None] = lambda text: None) ->
     return list(distinct.values())[:_FINALISTS]
 
 
-def answer(question: Question, plain: Plan, tell: Callable[[str], None] = lambda text: None) -> Answer | None:
+@dataclasses.dataclass(frozen=True)
+class _Final:
+    """A plan that may be chosen: its ways and sizes, its step from sizes alone, and as it is compared with others."""
+
+    plan: Plan
+    ways: Assignment
+    exact: StepSizes
+    sketched: Prediction
+    compared: Prediction
+
+
+def answer(
+    question: Question,
+    plain: Plan,
+    tell: Callable[[str], None] = lambda text: None,
+    judge: Callable[[Plan], Prediction] | None = None,
+) -> Answer | None:
     """Returns the chosen plan; None if no plan fits the budget.
 
     Args:
       question: what is to be planned.
       plain: the plan of the plain rule.
       tell: called with what is done.
+      judge: a better prediction than that from sizes alone: decides among the plain rule's plan and as many of the best
+        ones as `planner.compile` says. None: sizes alone decide.
     """
     planner, demand = Planner(question), question.demand
     plain_sizes = exact_sizes(demand, plain)
@@ -199,25 +218,31 @@ def answer(question: Question, plain: Plan, tell: Callable[[str], None] = lambda
         plan = as_plan(demand, ways, {t.name: WAYS[ways[t.name]] for t in demand.tables})
         exact = exact_sizes(demand, plan)
         if question.memory(exact)["total"] <= question.budget_bytes and _admits(question, plan):
-            finals.append((planner.predicted(exact), plan, ways, exact))
-    finals.sort(key=lambda final: price(final[0]))
+            sketched = planner.predicted(exact)
+            finals.append(_Final(plan, ways, exact, sketched, sketched))
+    finals.sort(key=lambda final: price(final.compared))
     if not finals and not plain_fits:
         return None
-    kept = plain_fits and (not finals or price(simple) <= (1 + BAND) * price(finals[0][0]))
-    if kept:
-        chosen, plan, ways, exact = simple, plain, plain_ways(demand), plain_sizes
-    else:
-        chosen, plan, ways, exact = finals[0]
-    choices: list[dict[str, Any]] = [_of_plans(chosen, kept, simple, plain_fits, [f[0] for f in finals])]
-    tables = {} if demand.work.devices == 1 else reasons(planner, ways)
-    if not kept:
-        plan = with_reasons(plan, tables)
-    bucket, chosen, choice = dense_bucket(planner, exact, chosen)
+    rule = _Final(plain, plain_ways(demand), plain_sizes, simple, simple)
+    if judge is not None and finals:
+        first = finals[: max(1, question.settings.compile)]
+        finals = [dataclasses.replace(final, compared=judge(final.plan)) for final in first]
+        finals.sort(key=lambda final: price(final.compared))
+        rule = dataclasses.replace(rule, compared=judge(plain)) if plain_fits else rule
+    kept = plain_fits and (not finals or price(rule.compared) <= (1 + BAND) * price(finals[0].compared))
+    best = rule if kept else finals[0]
+    compared = [final.compared for final in finals]
+    choices: list[dict[str, Any]] = [_of_plans(best.compared, kept, rule.compared, plain_fits, compared)]
+    if judge is not None and finals:
+        choices[0]["why"] += f"; {len(finals)} were compiled"
+    tables = {} if demand.work.devices == 1 else reasons(planner, best.ways)
+    plan = best.plan if kept else with_reasons(best.plan, tables)
+    bucket, chosen, choice = dense_bucket(planner, best.exact, best.sketched)
     choices.append(choice)
-    routing, chosen, choice = _routing(planner, exact, chosen, bucket)
+    routing, chosen, choice = _routing(planner, best.exact, chosen, bucket)
     choices.append(choice)
-    memory = question.memory(exact)
-    return Answer(plan, ways, chosen, simple, memory, bucket, routing, choices, tables, kept)
+    memory = question.memory(best.exact)
+    return Answer(plan, best.ways, chosen, simple, memory, bucket, routing, choices, tables, kept)
 
 
 def _admits(question: Question, plan: Plan) -> bool:
@@ -244,7 +269,7 @@ def _of_plans(
     chosen: Prediction, kept: bool, plain: Prediction, plain_fits: bool, finals: Sequence[Prediction]
 ) -> dict[str, Any]:
     tried = {"the plain rule": plain} if plain_fits else {}
-    tried |= {f"the planner's {'best' if not n else 'next'}": found for n, found in enumerate(finals)}
+    tried |= {f"the planner's {'next' if n else 'best'}": found for n, found in enumerate(finals[:2])}
     name = "the plain rule" if kept else "the planner's best"
     others = [other for other in tried if other != name]
     following = min(others, key=lambda other: tried[other].step_us, default=None)

@@ -20,7 +20,6 @@ import jax
 import numpy as np
 
 from recjax import settings
-from recjax.bench import compile_report
 from recjax.bench.breakdown import scopes
 from recjax.comms import profile
 from recjax.comms.compiled import Collective, collectives, dependencies, members
@@ -39,6 +38,7 @@ from recjax.planning.machine import Machine
 from recjax.planning.schedule import ANY, schedule
 from recjax.settings.values import written
 from recjax.tracing.times import Timeline
+from recjax.train import first_batch
 from recjax.train.compile_only import abstract_inputs, abstract_state, compile_step
 from recjax.train.routers import InFlight, place_all
 from recjax.train.state import TrainState
@@ -153,7 +153,7 @@ def compiled(config: RunConfig, machine: Machine | None = None) -> Trace:
     """The trace of a first step that is compiled, not run: sizes and dependencies; times only if a machine is given.
 
     For any number of devices, whether or not anybody owns them, as `recjax plan --compile`. The true splits are those
-    of all ids, or if these are too many (see `compile_report.sample`) those of the first devices, of which the others
+    of all ids, or if these are too many (see `first_batch.sample`) those of the first devices, of which the others
     are taken to ask alike; then "counted_ranks" in `about` says how many were counted.
 
     Args:
@@ -168,7 +168,7 @@ def compiled(config: RunConfig, machine: Machine | None = None) -> Trace:
     if distributed.processes() > 1:
         raise ConfigError("--compile is for one process, which compiles for all devices. Start it by itself.")
     trainer = build_trainer(config, splits=("train",), weights=False)
-    found = compile_report.sample(trainer)
+    found = first_batch.sample(trainer)
     distributed.note(f"compiling for {trainer.bound.all_devices} device(s)")
     text = compile_step(trainer, found.capacities, kernels=machine is not None).as_text() or ""
     counts = repeated(found.counts, found.devices, trainer.bound.all_devices)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from recjax.planning.machine_file import open_machine
 from recjax.planning.machine_file import write as write_machine
 from recjax.planning.memory import GIB
 from recjax.planning.planner import Planner, answer, by_thresholds, reason
-from recjax.planning.predict import HostWork
+from recjax.planning.predict import HostWork, Prediction
 from recjax.planning.question import Answer, Question
 from recjax.planning.resolve import add_hot_rows, resolve, workload
 from recjax.planning.step_sizes import total_ids
@@ -59,10 +60,11 @@ def plan_of(
     tables: tuple[TableSpec, ...],
     features: tuple[FeatureSpec, ...],
     shape: tuple[int, int, int],
+    judge: Callable[[Plan], Prediction] | None = None,
 ) -> tuple[Plan, Answer | None, Choice | None]:
     """Returns the plan of a run on a mesh, the planner's answer if that chose it, and how hot rows were chosen, if any.
 
-    The arguments are those of `resolve`.
+    The arguments are those of `resolve`, and `judge` of `answer`.
 
     Raises:
       ConfigError: as for `make_plan`; there is no such machine; or no plan fits its memory: the message names the
@@ -75,7 +77,7 @@ def plan_of(
     machine = open_machine(config.planner.machine)
     asked = question(config, source, machine, shape)
     plain = _plain(config, source, asked, shape)
-    found = answer(asked, plain) or choose(asked, plain, config, source)
+    found = answer(asked, plain, judge=judge) or choose(asked, plain, config, source)
     if isinstance(found, str):
         raise ConfigError(does_not_fit(config, source, machine, asked, plain, found))
     left = asked.budget_bytes - found.memory["total"]

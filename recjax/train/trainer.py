@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -33,6 +33,7 @@ from recjax.models.products import Products, compiler_options
 from recjax.parallel import watchdog
 from recjax.parallel.malloc import return_memory
 from recjax.parallel.mesh import AXES, make_mesh, own
+from recjax.planning.predict import Prediction
 from recjax.planning.question import Answer
 from recjax.planning.tier_run import bound_as
 from recjax.tiers.caches import with_caches
@@ -253,8 +254,20 @@ def _rows(batch: Batch, logits: jax.Array) -> tuple[Batch, np.ndarray]:
     return batch, own(logits).astype(np.float64)[: batch.size]
 
 
+def _judge(config: RunConfig, source: BlockSource, mesh: Mesh) -> Callable[[Plan], Prediction] | None:
+    if not config.planner.compile:
+        return None
+    from recjax.train.step_prediction import judge  # which builds trainers itself
+
+    return judge(config, source, mesh)
+
+
 def build_trainer(
-    config: RunConfig, source: BlockSource | None = None, splits: Sequence[str] = (), weights: bool = True
+    config: RunConfig,
+    source: BlockSource | None = None,
+    splits: Sequence[str] = (),
+    weights: bool = True,
+    plan: Plan | None = None,
 ) -> Trainer:
     """Builds all that a training needs. Starts the JAX back end.
 
@@ -263,6 +276,7 @@ def build_trainer(
       source: its data; None opens `config.data`.
       splits: those that must have rows, so that a run does not find out at its end.
       weights: False leaves the model without its initial weights, in shapes alone: to compile, not to run.
+      plan: where tables live; None: as the config says.
 
     Raises:
       ConfigError, DataError, DeviceError: what config, data or devices lack.
@@ -273,11 +287,15 @@ def build_trainer(
     config = config.for_rows(int(source.row_counts("train").sum()))
     evaluates = splits and "train" not in splits  # by processes that read each block once
     tables, features = specs(config, source.schema, {} if evaluates else mean_ids(source))
-    plan, chosen, _ = plan_of(config, source, tables, features, config.mesh.shape)  # before devices start
+    chosen, given = None, plan
+    if given is None:
+        plan, chosen, _ = plan_of(config, source, tables, features, config.mesh.shape)  # before devices start
     mesh = make_mesh(config.mesh)
     shape = tuple(mesh.shape[axis] for axis in AXES)
-    if shape != config.mesh.shape:  # of all the devices that there are
-        plan, chosen, _ = plan_of(config, source, tables, features, shape)
+    judge = None if given else _judge(config, source, mesh)
+    if given is None and (judge or shape != config.mesh.shape):  # of all the devices that there are
+        plan, chosen, _ = plan_of(config, source, tables, features, shape, judge)
+    assert plan is not None
     if config.compute_dtype == "float64":
         refuse_reduced(config, plan, tables)
         jax.config.update("jax_enable_x64", True)

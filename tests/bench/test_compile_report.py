@@ -22,6 +22,7 @@ from recjax.embedding.traffic import EXCHANGES, sent_bytes
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
 from recjax.settings.named import Named
+from recjax.train import first_batch
 from recjax.train.compile_only import abstract_inputs, abstract_state, compile_step
 from recjax.train.trainer import build_trainer
 
@@ -97,7 +98,7 @@ def test_tables_in_segments_take_what_the_plan_says(tmp_path: Path) -> None:
 
 def test_a_step_compiled_for_its_kernels_reads_as_the_one_that_runs() -> None:
     trainer = build_trainer(CONFIG, weights=False)
-    sizes = compile_report.sample(trainer).capacities
+    sizes = first_batch.sample(trainer).capacities
     runs = trainer.step_program.lower(abstract_state(trainer), abstract_inputs(trainer, sizes)).compile().as_text()
     assert compile_step(trainer, sizes, kernels=True).as_text() == runs
     plain = compile_step(trainer, sizes).as_text()
@@ -133,10 +134,10 @@ def test_bytes_of_collectives_are_those_of_closed_forms(found: dict[str, Any]) -
 
 def test_of_a_large_batch_the_shares_of_the_first_devices_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = build_trainer(CONFIG, weights=False)
-    whole = compile_report.sample(trainer)
+    whole = first_batch.sample(trainer)
     assert (whole.devices, whole.samples, whole.ids) == (N, B, B * 7)
-    monkeypatch.setattr(compile_report, "COUNTED_IDS", 2 * (B // N) * 7 + 1)
-    some = compile_report.sample(trainer)
+    monkeypatch.setattr(first_batch, "COUNTED_IDS", 2 * (B // N) * 7 + 1)
+    some = first_batch.sample(trainer)
     assert (some.devices, some.samples, some.ids) == (2, B // 2, B // 2 * 7)
     for name, counts in whole.counts.items():
         np.testing.assert_array_equal(some.counts[name].counts_NxO, counts.counts_NxO[:2])
@@ -145,8 +146,8 @@ def test_of_a_large_batch_the_shares_of_the_first_devices_are_counted(monkeypatc
                 all_NxN = sent_bytes(group, counts, phase, 4)
                 known = all_NxN[:, :2] if phase == "row_exchange" else all_NxN[:2]
                 np.testing.assert_array_equal(sent_bytes(group, some.counts[name], phase, 4), known)
-    monkeypatch.setattr(compile_report, "COUNTED_IDS", 1)
-    assert compile_report.sample(trainer).devices == 1
+    monkeypatch.setattr(first_batch, "COUNTED_IDS", 1)
+    assert first_batch.sample(trainer).devices == 1
 
 
 def test_the_shapes_are_those_of_a_training() -> None:

@@ -16,13 +16,13 @@ from support.pages import marked
 
 import recjax
 from recjax import settings as machinery
-from recjax.bench.compile_report import sample
 from recjax.config.preset_files import class_path, find_class
 from recjax.config.presets import default_out
 from recjax.config.run import RunConfig
 from recjax.embedding.pooling import Sequence
 from recjax.errors import ConfigError
 from recjax.train.compile_only import abstract_inputs, abstract_state
+from recjax.train.first_batch import sample
 from recjax.train.run.folder import read_config
 from recjax.train.trainer import build_trainer
 

@@ -131,6 +131,33 @@ def test_tables_stay_whole_where_shards_would_send_more_than_they_even_out():
     assert {len(segments) for segments in found.plan.tables.values()} == {1} and len(set(owners)) == 6
 
 
+def test_plans_that_are_compiled_are_compared_by_that():
+    """By hand: the compiled second best is fastest; or all are as fast as the plain rule's, which then stays."""
+    question = asked(*[(10**6, 64, 20, 1.0), (10**5, 64, 20, 1.0)], machine=slow_links(1e8), compile=2)
+    sketched, plain = answered(question), make_plan("auto", question.demand.tables)
+    assert not sketched.kept_plain and sketched.choices[0]["next"] == "the planner's next"
+    seen = []
+
+    def judge(plan, us):
+        seen.append(plan)
+        of = Planner(question).predicted(exact_sizes(question.demand, plan))
+        return dataclasses.replace(of, bounds={"devices": us[len(seen) - 1]})
+
+    found = answer(question, plain, judge=lambda plan: judge(plan, (900.0, 500.0, 1000.0)))
+    assert len(seen) == 3 and seen[2] == plain and not found.kept_plain
+    placed = [
+        {name: [(s.placement, s.exchange.kind) for s in segments] for name, segments in plan.tables.items()}
+        for plan in (found.plan, *seen)
+    ]
+    assert placed[0] == placed[2] != placed[1]
+    choice = found.choices[0]
+    assert (choice["step_ms"], choice["next_step_ms"], choice["next"]) == (0.5, 0.9, "the planner's next")
+    assert "2 were compiled" in choice["why"] and found.prediction.step_us > 1000  # of sizes alone, for what follows
+    seen.clear()
+    kept = answer(question, plain, judge=lambda plan: judge(plan, (990.0, 1000.0, 1000.0)))
+    assert kept.kept_plain and kept.plan == plain and kept.choices[0]["chosen"] == "the plain rule"
+
+
 def test_plans_are_deterministic_whole_and_give_every_table_a_reason():
     shapes = [(10 ** (n % 5 + 2), 16 << n % 3, 1 + 9 * (n % 4), 0.7) for n in range(24)]
     question = asked(*shapes, machine=slow_links(1e9))
@@ -202,6 +229,17 @@ def test_plan_explains_what_it_chose_and_without_a_machine_nothing_changes(prese
     plain = inside("plan", preset, "mesh.devices=2", "--json").result
     again = inside("plan", preset, "mesh.devices=2", "planner.memory_gib=1", "--json").result
     assert plain == again and "chosen" not in plain
+
+
+@pytest.mark.full
+def test_plans_are_compiled_for_the_machine_that_they_are_for_alone(preset, tmp_path):
+    write(dataclasses.replace(slow_machine(), platform="cpu"), tmp_path / "cpu.json")
+    how = ("plan", preset, "mesh.devices=2", "planner.compile=1")
+    done = inside(*how, f"planner.machine={tmp_path / 'cpu.json'}")
+    assert "compiling a plan for 2 device(s), to compare it" in done.err and "1 were compiled" in done.out, done.err
+    other = inside(*how, f"planner.machine={preset.parent / 'slow.json'}")
+    assert "is a gpu, this is a cpu: sizes alone decide" in other.err and "compiled" not in other.out
+    assert_refused(inside(*how[:-1], "planner.compile=-1"), 2, "give how many plans to compile")
 
 
 def test_a_machine_to_plan_by_is_refused_where_the_plan_is_given(preset, tmp_path):

@@ -12,13 +12,13 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from recjax.bench.compile_report import sample
 from recjax.bench.targets import devices, moved
 from recjax.config.run import RunConfig
 from recjax.embedding.bind import bind
 from recjax.embedding.routing import device
 from recjax.parallel.mesh import sharded
 from recjax.train.compile_only import abstract_inputs, abstract_state
+from recjax.train.first_batch import sample
 from recjax.train.table_specs import specs
 from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils.hlo import Instruction, Program, read_program

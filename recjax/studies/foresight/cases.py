@@ -34,7 +34,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
 }
 PLANS: dict[str, tuple[str, ...]] = {
     "auto": ("plan=auto",),
-    "planner": ("plan=auto", "planner.machine={machine}"),
+    "planner": ("plan=auto", "planner.machine={machine}", "planner.compile=4"),
     "rows": ("plan=row_wise", "embedding.exchange.kind=rows"),
     "balanced, pooled": ("plan=balanced", "embedding.exchange.kind=pooled"),
     "balanced, rows": ("plan=balanced", "embedding.exchange.kind=rows"),
