@@ -1,4 +1,4 @@
-"""What the first batch of a training asks for: the sizes that a step is compiled for before there is a batch.
+"""Sizes that the first batch of a training asks for: a step is compiled for them before it comes.
 
 They come from ids that were really drawn or read: those of the first batch, or where these are more than COUNTED_IDS,
 those of the first devices' shares.
