@@ -217,7 +217,7 @@ def test_the_report_sets_errors_beside_published_ones():
 
 
 def test_programs_are_compared_by_turns_each_once(tmp_path, faked, monkeypatch):
-    """Of three plans two make one program, and one change is refused."""
+    """Two of three plans make one program; a changed config is refused; a change measured alone does not count."""
     all_cases = cases.cases({2: 1}, 0, 1, 3, 1, (2,), "machine.json", 0)
     _, load = next(cases.workloads(2))
     foreseen, asked = measure.foreseen, []
@@ -240,6 +240,7 @@ def test_programs_are_compared_by_turns_each_once(tmp_path, faked, monkeypatch):
     monkeypatch.setattr(measure, "by_turns", by_turns)
     kept = Finished(tmp_path, {"seed": 0})
     assert study.run(kept, all_cases, MACHINE, 2, 0.8, 0, lambda text: None, None)
+    kept.get("a change, 0", lambda: {"case": "config 0 on 2, twice the batch", "pass": 0, "step_ms": 9.0})
     known, refused = study.measured_cases(kept, all_cases)
     of_plans, of_changes = [one for one in known if one.kind == "plan"], [one for one in known if one.kind == "change"]
     compared = len([case for case in all_cases if case.kind == "change" and case.name not in refused]) + 1

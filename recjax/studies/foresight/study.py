@@ -272,6 +272,7 @@ def measured_cases(kept: Finished, cases: Sequence[Case]) -> tuple[list[Found], 
     predicted: dict[str, dict[str, Any]] = {}
     passes: dict[str, list[dict[str, Any]]] = {}
     refused: dict[str, str] = {}
+    alone = {case.name for case in cases if case.kind == "config"}
     for record in kept.results.values():
         for name, rounds in record.get("by_turns", {}).items():
             passes.setdefault(name, []).extend(rounds)
@@ -279,7 +280,7 @@ def measured_cases(kept: Finished, cases: Sequence[Case]) -> tuple[list[Found], 
             refused[record["case"]] = record["refused"]
         elif record["pass"] < 0:
             predicted[record["case"]] = record
-        elif "case" in record:
+        elif record.get("case") in alone:
             passes.setdefault(record["case"], []).append(record)
     for own in comparisons(cases).values():
         known = {predicted[case.name].get("program") for case in own if case.name in {*passes} & {*predicted}}
