@@ -327,7 +327,7 @@ def _device_us(cold: float, hot: int, row_bytes: float, copies: HotCopies, table
         works += [gather(cold, row_bytes, table_bytes, 4 * cold) for _ in range(3)]  # rows, their order, those updated
         operands = 1 if machine.platform == "cpu" else 2  # see `recjax.embedding.ordering`
         works.append(sort(max(2.0, cold), operands, 8 * cold))
-        works.append(scatter(cold, row_bytes, moved, 4 * cold, "add"))
+        works.append(scatter(cold, row_bytes, moved, 4 * cold, "sorted_add"))
         works.append(scatter(cold, row_bytes, table_bytes, 4 * cold, "sorted"))
         works.append(Work("elementwise", {"bytes": 4 * moved}, 0.0, 4 * moved))
     if hot:

@@ -150,7 +150,11 @@ def _classes(dtypes: Sequence[str]) -> Iterator[_Class]:
         _gather,
         _fits,
     )
-    for kernel, look_up in (("gather.fused", _gather_fused), ("scatter.add", _scatter_add)):
+    for kernel, look_up in (
+        ("gather.fused", _gather_fused),
+        ("scatter.add", functools.partial(_scatter_add, False)),
+        ("scatter.sorted_add", functools.partial(_scatter_add, True)),
+    ):
         yield _Class(
             kernel,
             lookup,
@@ -262,9 +266,10 @@ def _table_of(R: int, D: int) -> Argument:
     return Argument((R, D), jnp.float32, lambda: jnp.zeros((R, D)))
 
 
-def _ids(rows: int, of: int) -> Argument:
+def _ids(rows: int, of: int, in_order: bool = False) -> Argument:
     def make() -> jax.Array:
-        return jnp.asarray(np.random.default_rng(rows).integers(0, max(1, of), rows, dtype=np.int32))
+        ids = np.random.default_rng(rows).integers(0, max(1, of), rows, dtype=np.int32)
+        return jnp.asarray(np.sort(ids) if in_order else ids)
 
     return Argument((rows,), jnp.int32, make)
 
@@ -322,13 +327,13 @@ def _gather_fused(rows: int, row_bytes: int, table_bytes: int) -> Run:
     return runner(moved, _values((R, D)), _ids(rows, R), _values((rows, D)))
 
 
-def _scatter_add(rows: int, row_bytes: int, table_bytes: int) -> Run:
+def _scatter_add(in_order: bool, rows: int, row_bytes: int, table_bytes: int) -> Run:
     R, D = _table(row_bytes, table_bytes)
 
     def added(table: jax.Array, ids: jax.Array, new: jax.Array) -> jax.Array:
-        return table.at[ids].add(new, mode="drop")
+        return table.at[ids].add(new, mode="drop", indices_are_sorted=in_order)
 
-    return in_place(added, _table_of(R, D), _ids(rows, R), _values((rows, D)))
+    return in_place(added, _table_of(R, D), _ids(rows, R, in_order), _values((rows, D)))
 
 
 def _scatter_sorted(rows: int, row_bytes: int, table_bytes: int) -> Run:

@@ -210,7 +210,8 @@ def _pooled_forward(write: _Writer, v: Vectors) -> int:
         ids, row_bytes, bags = N * g.list_ids, g.buffer.width * sizes.item_bytes, N * sizes.samples * g.bags
         each, turns = _of_pieces(ids, bags)
         works = [_pass("elementwise", 24 * ids), _pass("copy", bags * row_bytes)]
-        works += [_rows_gather(each, g.buffer.value_bytes, g.buffer.rows), _add(each, row_bytes, bags)] * turns
+        added = _add(each, row_bytes, bags, "sorted_add")
+        works += [_rows_gather(each, g.buffer.value_bytes, g.buffer.rows), added] * turns
         summed.append(write.kernel(g.buffer.name, "gather", works, [asked], launches=24 + 4 * turns))
     vectors = N * sizes.samples * v.vector_bytes  # of all devices: set to zero, and put in the order they leave in
     placed = write.kernel("vectors", "pooled_exchange", [_pass("copy", 3 * vectors)], summed, launches=2)
@@ -329,7 +330,7 @@ def _coalesce(write: _Writer, buffer: Buffer, rows: float, after: Sequence[int])
         *_sorted(rows),
         _pass("copy", 3.0 * rows * row_bytes),
         _rows_gather(rows, row_bytes, rows),
-        _add(rows, row_bytes, rows),
+        _add(rows, row_bytes, rows, "sorted_add"),
     ]
     return write.kernel(buffer.name, "sparse_update", works, after, launches=24)
 
@@ -340,13 +341,15 @@ def _by_row(write: _Writer, own: Owned, after: Sequence[int]) -> int:
     ids, row_bytes = sizes.devices * own.list_ids, own.buffer.width * sizes.item_bytes
     bags, (each, turns) = sizes.devices * sizes.samples * own.bags, _of_pieces(ids, own.distinct)
     works = [*_sorted(ids), _pass("copy", 1.0 * own.distinct * row_bytes)]
-    works += [_rows_gather(each, row_bytes, bags), _add(each, row_bytes, own.distinct)] * turns
+    summed = _add(each, row_bytes, own.distinct, "sorted_add")
+    works += [_rows_gather(each, row_bytes, bags), summed] * turns
     return write.kernel(own.buffer.name, "sparse_update", works, after, launches=22 + 4 * turns)
 
 
 def _sorted(rows: float) -> list[Work]:
     """Row numbers sorted with their places, and the distinct ones found."""
-    return [sort(max(2.0, rows), 1, _ID * rows), _pass("elementwise", 60 * rows), _add(rows, _ID, rows)]
+    numbered = _add(rows, _ID, rows, "sorted_add")
+    return [sort(max(2.0, rows), 1, _ID * rows), _pass("elementwise", 60 * rows), numbered]
 
 
 def _of_bags(ids: float, bags: float) -> tuple[float, int]:

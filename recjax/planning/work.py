@@ -205,9 +205,11 @@ def _heavy(instruction: Instruction, operands: list[Instruction]) -> Work | None
         window = instruction.numbers("update_window_dims")
         row_bytes = math.prod(updates.dims[d] for d in window) * updates.item_bytes
         flags = instruction.attributes
-        ordered = "indices_are_sorted=true" in flags and "unique_indices=true" in flags
+        variant = "add"
+        if "indices_are_sorted=true" in flags:
+            variant = "sorted" if "unique_indices=true" in flags else "sorted_add"
         rows = updates.bytes / max(row_bytes, 1.0)
-        return scatter(rows, row_bytes * tables, instruction.bytes, ids.bytes, "sorted" if ordered else "add")
+        return scatter(rows, row_bytes * tables, instruction.bytes, ids.bytes, variant)
     if opcode == "sort":
         keys, count = operands[0].arrays[0].size, len(operands)
         return sort(keys, count, sum(o.bytes for o in operands))
@@ -330,7 +332,8 @@ def scatter(rows: float, row_bytes: float, table_bytes: float, ids_bytes: float,
       row_bytes: of each.
       table_bytes: of all rows of the table.
       ids_bytes: of the numbers of the rows.
-      variant: "sorted" if each row of the table comes once at most, in order; else "add".
+      variant: "sorted" if each row of the table comes once at most, in order; "sorted_add" if it may come several times
+        in succession, so that the next sum is in the cache; else "add".
     """
     sizes = _lookup_sizes(rows, row_bytes, table_bytes)
     items = rows * row_bytes / 4

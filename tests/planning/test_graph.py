@@ -115,7 +115,9 @@ def test_an_update_in_place_writes_its_rows_and_not_the_table():
     (work,) = nodes_of(LOOKUP)["written"].works
     assert work.kernel == "scatter.sorted" and work.sizes["rows"] == 128 and work.sizes["row_bytes"] == 64
     assert work.bytes == 3 * 128 * 64 + 128 * 4  # rows read, and those of the table read and written
-    (unsorted,) = nodes_of(LOOKUP.replace("unique_indices=true, ", ""))["written"].works
+    repeated = LOOKUP.replace("unique_indices=true, ", "")
+    assert nodes_of(repeated)["written"].works[0].kernel == "scatter.sorted_add"
+    (unsorted,) = nodes_of(repeated.replace("indices_are_sorted=true, ", ""))["written"].works
     assert unsorted.kernel == "scatter.add"
 
 

@@ -65,8 +65,8 @@ def test_owners_add_up_about_as_many_ids_at_a_time_as_there_are_sums():
     owned = Owned(Buffer.of("owners", 1000, 16, SPEC, 4), 3000, 120, bags=2)
     graph = sketch(sizes(vectors=[Vectors(128.0, 128.0, (owned,))]), DENSE)
     assert looked_up(graph, "gather", "gather") == [(8192, 64, 1000 * 64)] * 3
-    assert looked_up(graph, "gather", "scatter.add") == [(8192, 64, 8192 * 64)] * 3
-    merged = looked_up(graph, "sparse_update", "scatter.add")
+    assert looked_up(graph, "gather", "scatter.sorted_add") == [(8192, 64, 8192 * 64)] * 3
+    merged = looked_up(graph, "sparse_update", "scatter.sorted_add")
     assert merged == [(24_000, 4, 24_000 * 4), *[(4096, 64, 120 * 64)] * 6]
     assert looked_up(graph, "sparse_update", "gather")[:6] == [(4096, 64, 8192 * 64)] * 6
 
