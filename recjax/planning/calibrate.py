@@ -2,8 +2,9 @@
 
 All cases are measured in passes, one after the other, so that a drift of the machine hits all classes alike. A case's
 time is the median over passes of the middle run in each, without what an empty program takes that is run by turns with
-it: a step's kernels are run as the machine is, too, and not at its best. CPU cores that a kernel keeps busy are the CPU
-time of the middle run over that. On a GPU kernels are timed by its own clock, see `device_times`.
+it: a step's kernels are run as the machine is, too, and not at its best. Points are these times, smoothed over the
+sizes of a class (`smoothing`). CPU cores that a kernel keeps busy are the CPU time of the middle run over that. Kernels
+of a GPU are timed by its own clock, see `device_times`.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from recjax.comms.microbenchmark import chain
 from recjax.comms.replay import Prepared, measure, ranks_mesh
 from recjax.planning.cases import Case, Program, Run, runner
 from recjax.planning.compile_cases import compiled
-from recjax.planning.costs import Costs, of_sizes
 from recjax.planning.device_times import device_seconds
 from recjax.planning.host_cases import host_cases
-from recjax.planning.kernel_cases import IN_A_PASS, kernel_cases
-from recjax.planning.machine import COLLECTIVES, HOST, HeldOut, Kernel, Machine, Point
+from recjax.planning.kernel_cases import kernel_cases
+from recjax.planning.machine import COLLECTIVES, Machine, Point
+from recjax.planning.measured_classes import Seen, with_classes
 from recjax.planning.overhead_cases import LEAST_US, chains, overheads_of
 from recjax.planning.rates import rates_of
 from recjax.planning.reuse_cases import reuse_cases
@@ -42,6 +43,7 @@ Tell = Callable[[str], None]
 _RUNS, _LEAST_RUNS = 20, 4  # of a case in a pass, of which the first does not count
 _TURNS = 2  # of a pass, after each of which something else is measured: a machine's speed changes within seconds
 _LEAST_S = 0.005  # of a case in a pass: short ones run more often
+_JUDGING = 3  # times in a pass that a case is measured which is held out: nothing else is pooled with it
 _COLLECTIVE_BYTES = tuple(2**e for e in range(10, 25, 2))
 _QUICK_BYTES = (2**12, 2**20)
 _HELD_OUT_BYTES = (30_000, 500_000)
@@ -197,27 +199,12 @@ def calibrate(
         ),
         {},
     )
-    points: dict[str, list[Point]] = {}
-    held_out: dict[str, list[Point]] = {}
-    for case in timed:
-        (held_out if case.case.held_out else points).setdefault(case.case.kernel, []).append(case.point(cores))
-    for one in collectives:
-        (held_out if one.held_out else points).setdefault(one.kind, []).append(one.point(cores if shared else None))
-    passes_s: dict[str, list[list[float]]] = {}
-    for of, s in (*((c.case.kernel, c.passes_s) for c in timed), *((c.kind, c.middle_s) for c in collectives)):
-        passes_s.setdefault(of, []).append(s)
-    start_s = measured.overhead("kernel") / 1e6
-    kernels = {
-        kernel: Kernel(1.0, "measured", tuple(found), None, _repeat(passes_s[kernel], _started(kernel, start_s)))
-        for kernel, found in sorted(points.items())
-    }
-    machine = _without_streams(dataclasses.replace(measured, kernels=kernels))
-    return dataclasses.replace(
-        machine,
-        kernels={
-            kernel: dataclasses.replace(of, held_out=_error(kernel, machine, held_out.get(kernel, [])))
-            for kernel, of in machine.kernels.items()
-        },
+    return with_classes(
+        measured,
+        [
+            *(Seen(one.case.kernel, one.case.held_out, one.point(cores), one.passes_s) for one in timed),
+            *(Seen(one.kind, one.held_out, one.point(cores if shared else None), one.middle_s) for one in collectives),
+        ],
     )
 
 
@@ -304,7 +291,7 @@ def _one_pass(
     """
     run = runner(lambda x: x + 1, jnp.ones(8))
     empty = _Timed(Case("empty", {}, lambda: run), run)
-    order = list(timed)
+    order = [one for one in timed for _ in range(_JUDGING if one.case.held_out else 1)]
     random.Random(number).shuffle(order)
     between_s = 0.0
     for place, one in enumerate(order, 1):
@@ -347,48 +334,3 @@ class _Collective:
         us = float(np.median(self.middle_s)) * 1e6 if self.middle_s else LEAST_US
         us *= min(1.0, (cores or self._ranks) / self._ranks)
         return Point({"bytes": float(self.bytes), "devices": float(self._ranks)}, max(us, LEAST_US))
-
-
-def _without_streams(machine: Machine) -> Machine:
-    """The machine with transcendental functions and conversions less the pass over memory that their cases made."""
-    costs, kernels = Costs(machine), dict(machine.kernels)
-    for name in IN_A_PASS.keys() & kernels.keys():
-        points = [
-            dataclasses.replace(point, us=max(point.us - _stream_us(name, point, costs), LEAST_US))
-            for point in kernels[name].points
-        ]
-        kernels[name] = dataclasses.replace(kernels[name], points=tuple(points))
-    return dataclasses.replace(machine, kernels=kernels)
-
-
-def _stream_us(kernel: str, point: Point, costs: Costs) -> float:
-    """Time of the pass over memory that a case of `IN_A_PASS` makes, us; 0 for any other class."""
-    if kernel not in IN_A_PASS:
-        return 0.0
-    return costs.of(of_sizes("elementwise", {"bytes": 8 * point.sizes["elements"] / IN_A_PASS[kernel]})).us
-
-
-def _error(kernel: str, machine: Machine, held_out: Sequence[Point]) -> HeldOut | None:
-    """The error of predictions for sizes that are no points, with the start of a kernel; None if there are none."""
-    costs, pairs = Costs(machine), []
-    start_us = _started(kernel, machine.overhead("kernel"))
-    for point in held_out:
-        predicted_us = costs.of(of_sizes(kernel, point.sizes)).us + _stream_us(kernel, point, costs)
-        pairs.append((start_us + predicted_us, start_us + point.us))
-    return HeldOut.of(pairs) if pairs else None
-
-
-def _repeat(passes_s: Sequence[Sequence[float]], start_s: float) -> float | None:
-    """The repeat error of a class, see `Kernel`, from the times of its sizes in each pass and a kernel's start, s."""
-    logs = []
-    for times_s in passes_s:
-        if len(times_s) > 1:
-            halves_s = (max(float(np.median(half)), LEAST_US / 1e6) for half in (times_s[::2], times_s[1::2]))
-            one_s, other_s = (start_s + half_s for half_s in halves_s)
-            logs.append(abs(math.log(one_s / other_s)))
-    return math.exp(sum(logs) / len(logs)) if logs else None
-
-
-def _started(kernel: str, start: float) -> float:
-    """The time that a kernel takes to start; none of the host's stages and of collectives, whose times have it."""
-    return 0.0 if kernel.partition(".")[0] in (*HOST, *COLLECTIVES) else start

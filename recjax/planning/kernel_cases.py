@@ -137,8 +137,9 @@ def _classes(dtypes: Sequence[str]) -> Iterator[_Class]:
             functools.partial(_batched, layout),
         )
     lookup = ("rows", "row_bytes", "table_bytes")
-    # Rows of every width that models have: 64 floats may take longer than 128, which XLA makes other code for.
-    rows, row_bytes = (256, 2**12, 2**16, 2**20), (4, 16, 32, 64, 128, 256, 512)
+    # Rows of every width that models have: 64 floats may take longer than 128, which XLA makes other code for. Times of
+    # a row grow by a multiple where those touched no longer fit into a cache.
+    rows, row_bytes = (256, 2**11, 2**14, 2**17, 2**20), (4, 16, 32, 64, 128, 256, 512)
     held = ((1000, 128, 2**20), (20_000, 64, 2**24), (10_000, 256, 2**26))
     yield _Class(
         "gather",

@@ -141,14 +141,6 @@ def test_a_stage_of_the_host_finds_the_caches_as_devices_leave_them(monkeypatch)
     assert len(passed) == 7
 
 
-def test_the_repeat_error_is_of_two_halves_of_the_passes():
-    """One size takes 4 us and 1 us, with 2 us to start: twice as long. Another one takes 1 us in both."""
-    passes_s = [[4e-6, 1e-6, 4e-6, 1e-6], [1e-6, 1e-6, 1e-6], [7e-6]]
-    assert calibrate._repeat(passes_s, 2e-6) == pytest.approx(2**0.5)
-    assert calibrate._repeat([[7e-6]], 2e-6) is None
-    assert calibrate._repeat([[-1e-6, 0.05e-6]], 0.0) == 1  # no time is below what the clock can tell
-
-
 def test_a_peak_rate_is_of_what_took_long_enough_to_be_timed():
     assert rates._peak([(1.0, 900.0), (200.0, 50.0), (3000.0, 40.0)]) == 50
     assert rates._peak([(1.0, 900.0), (2.0, 600.0)]) == 600
