@@ -144,7 +144,7 @@ class Kernel:
       points: measured sizes; () if none were.
       held_out: error of predictions from the points; None if none was measured.
       repeat: by how many times what half of the passes measured differs from what the other half did, the geometric
-        mean over all sizes: no prediction can be nearer than about that. None if it was not measured twice.
+        mean over all sizes: what one size takes is known no better than that. None if it was not measured twice.
     """
 
     efficiency: float
