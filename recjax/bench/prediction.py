@@ -21,7 +21,7 @@ from recjax.planning.machine import Machine
 from recjax.planning.predict import Prediction, figures
 from recjax.train.first_batch import sample
 from recjax.train.step_prediction import of_trainer
-from recjax.train.trainer import build_trainer
+from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils import log
 from recjax.utils.files import write_json, write_whole
 from recjax.utils.text import aligned
@@ -40,7 +40,11 @@ def predicted(config: RunConfig, machine: Machine, target: str = "") -> Predicti
     Raises:
       ConfigError, DataError, DeviceError: as `build_trainer`, or nothing here compiles for the target.
     """
-    trainer = build_trainer(config, splits=("train",), weights=False)
+    return predicted_of(build_trainer(config, splits=("train",), weights=False), machine, target)
+
+
+def predicted_of(trainer: Trainer, machine: Machine, target: str = "") -> Prediction:
+    """The training step of a trainer, of which shapes suffice, as for `predicted`."""
     log.info("counting distinct rows")
     found = sample(trainer)
     if target:

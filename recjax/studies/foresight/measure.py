@@ -15,7 +15,7 @@ import numpy as np
 
 from recjax.bench.in_training import References
 from recjax.bench.machine_load import Others
-from recjax.bench.prediction import predicted
+from recjax.bench.prediction import predicted_of
 from recjax.bench.stepping import Stepping
 from recjax.config.run import RunConfig
 from recjax.planning.costs import Costs
@@ -25,7 +25,7 @@ from recjax.planning.predict import DEVICES, Prediction, predict
 from recjax.planning.reach import outside
 from recjax.planning.schedule import node_cost
 from recjax.train.planned import question
-from recjax.train.trainer import build_trainer
+from recjax.train.trainer import Trainer, build_trainer
 
 _WARM = 4  # steps that compile and fill the pipeline
 _TURNS = 2  # in which a step is measured, the references before, between and after them
@@ -43,7 +43,8 @@ def foreseen(config: RunConfig, machine: Machine) -> dict[str, Any]:
       the planner sees it; "outside", classes far outside of what was measured, see `recjax.planning.reach`; "program",
       the same for equal programs of a device on equal input.
     """
-    full = predicted(config, machine)
+    trainer = build_trainer(config, splits=("train",), weights=False)
+    full = predicted_of(trainer, machine)
     overheads = {n: Quantity(_LEAST, q.unit, "left out") for n, q in machine.overheads.items() if q.unit == "us"}
     bare = dataclasses.replace(machine, overheads=overheads)
     without = predict(full.graph, bare, full.host)
@@ -51,7 +52,7 @@ def foreseen(config: RunConfig, machine: Machine) -> dict[str, Any]:
         "step_ms": full.step_us / 1e3,
         "kernels_ms": _kernels_us(full, bare) / 1e3,
         "no_overhead_ms": without.step_us / 1e3,
-        "sketch_ms": _sketched(config, machine) / 1e3,
+        "sketch_ms": _sketched(trainer, machine) / 1e3,
         "devices_ms": full.bounds[DEVICES] / 1e3,
         "outside": [dataclasses.asdict(one) for one in outside(full.graph, machine)],
         "program": hashlib.sha256(repr((full.graph, full.host)).encode()).hexdigest()[:16],
@@ -67,8 +68,7 @@ def _kernels_us(full: Prediction, bare: Machine) -> float:
     return sum(cost.us for cost in costs)
 
 
-def _sketched(config: RunConfig, machine: Machine) -> float:
-    trainer = build_trainer(config, weights=False)
+def _sketched(trainer: Trainer, machine: Machine) -> float:
     asked = question(trainer.config, trainer.source, machine, tuple(trainer.mesh.shape.values()))
     return Planner(asked).predicted(exact_sizes(asked.demand, trainer.plan)).step_us
 
