@@ -5,7 +5,8 @@ multilinear in these logarithms. A larger size never takes less: where points sa
 them (isotonic regression along each size), but for sizes by which compilers choose other code. Below the grid the least
 size's time holds (a kernel has a floor); above it time grows as each size does, but for the sizes that only say where
 the data lie. Corners of the grid that nobody measured take the roofline's time, times what the nearest point is off it.
-Reading a batch is a sum instead: of what a batch, a feature, a sample, a sample's feature and an id take.
+Reading a batch is a sum instead: of what a batch, a feature, a sample, a sample's feature and an id take. So is
+handing ids to owners that pool: of what a batch, an id, a feature and each of these for each owner take.
 
 Where it was not, the roofline itself (Williams et al., CACM 2009) stands: the longer one of the operations' time at the
 peak rate and the bytes' time at the memory's, over an efficiency of the class. Lookups move whole lines, and rows come
@@ -30,7 +31,9 @@ from recjax.planning.reuse import Use
 from recjax.planning.work import Work
 from recjax.utils.bus import bus_factor
 
-_READING = ((), ("features",), ("samples",), ("samples", "features"), ("ids",))  # what a batch's reading goes by
+# What the work of a host goes by that is a sum: reading a batch, and handing its ids to owners that pool.
+_READING = ((), ("features",), ("samples",), ("samples", "features"), ("ids",))
+_HANDING = ((), ("ids",), ("features",), ("ids", "devices"), ("features", "devices"))
 # Sizes for which compilers choose other code: rows of 512 bytes may take less than of 256.
 _OTHER_CODE = {"batched_matmul": ("m", "n", "k"), "gather": ("row_bytes",), "scatter": ("row_bytes",)}
 _SWEEPS = 4  # over all sizes, of evening out
@@ -123,12 +126,14 @@ class Costs:
 
     def _grid(self, name: str, kernel: Kernel) -> _Grid | _Sum:
         if name not in self._grids:
-            base = name.partition(".")[0]
+            base, _, variant = name.partition(".")
             places: tuple[str, ...] = ("table_bytes", "distance")
-            if base in (*COLLECTIVES, "host_route", "host_pack"):  # but ids are gone through for each of several owners
-                places = () if name.endswith(".split_pooled") else ("devices",)
+            if base in (*COLLECTIVES, "host_route", "host_pack"):
+                places = ("devices",)
             if base == "host_read":
                 self._grids[name] = _Sum(kernel.points, _READING)
+            elif variant in ("pooled", "split_pooled") and name in self.machine.kernels:
+                self._grids[name] = _Sum(kernel.points, _HANDING)
             else:
                 roofline, free = functools.partial(self._roofline_us, name), _OTHER_CODE.get(base, ())
                 self._grids[name] = _Grid(SIZES[base], kernel.points, roofline, places, free)

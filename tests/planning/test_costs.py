@@ -84,6 +84,21 @@ def test_reading_takes_a_sum_of_what_a_batch_its_samples_features_and_ids_take()
     assert disturbed.host("host_read", samples=1e5, features=50, ids=5e6).us > 0
 
 
+def test_handing_ids_to_owners_takes_a_sum_of_what_ids_and_features_take_for_each_owner():
+    """The law is given. A grid of these points says 2.1 times as much in their midst."""
+
+    def us(ids, features, devices):
+        return 300 + 0.02 * ids + 10 * features + 0.03 * ids * devices + 5 * features * devices
+
+    sizes = [(i, f, d) for i in (1024, 16_384, 262_144) for f in (1, 40) for d in (2, 8) if i // f <= 2**16]
+    for kernel in ("host_route.split_pooled", "host_pack.pooled"):
+        points = tuple(Point(dict(zip(("ids", "features", "devices"), of, strict=True)), us(*of)) for of in sizes)
+        costs = Costs(dataclasses.replace(MACHINE, kernels={kernel: Kernel(1.0, "measured", points)}))
+        for ids, features, devices in [(60_000, 20, 4), (1000, 1, 32), (65_536, 6, 2)]:
+            found = costs.host(kernel, ids=ids, features=features, devices=devices)
+            assert found.us == pytest.approx(us(ids, features, devices))
+
+
 def test_one_point_that_was_disturbed_does_not_raise_all_larger_ones():
     costs = measured("copy", [(10**n, us) for n, us in enumerate((16.0, 1.0, 1.0, 1.0, 8.0, 64.0), 1)])
     assert us(costs, "copy", bytes=10**4) == pytest.approx(2)  # the geometric mean of 16, 1, 1 and 1
@@ -213,7 +228,7 @@ def test_all_to_alls_of_a_torus_pass_through_others():
     assert costs.of(work).us == pytest.approx(1.0 + hops * 63 / 64 * 2**30 / 200e9 * 1e6)
 
 
-def test_more_owners_that_share_a_table_take_longer_than_was_measured_and_more_devices_do_not():
+def test_more_owners_that_pool_take_longer_than_was_measured_and_more_devices_do_not():
     points = tuple(
         Point({"ids": n, "features": 4.0, "devices": d}, n * d / 100) for n in (100.0, 1000.0) for d in (2.0, 8.0)
     )
