@@ -95,6 +95,15 @@ def test_plans_that_make_one_program_are_one_plan_that_was_measured_more_often()
     assert row["apart"] == pytest.approx(2 / 3) and row["tau_apart"] == -1 and row["tau"] == -1
 
 
+def test_how_well_two_halves_of_the_rounds_agree_on_a_ranking():
+    """Rounds 1 and 3 find the order a, b, c, rounds 2 and 4 the order a, c, b: of three pairs two agree."""
+    of_rounds = {"a": (1.0, 1.0, 1.1, 1.1), "b": (2.0, 3.0, 2.1, 3.1), "c": (3.0, 2.0, 3.1, 2.1)}
+    plans = [found(f"few on 2: {name}", of[0], *of, kind="plan") for name, of in of_rounds.items()]
+    assert rankings(plans)[0]["tau_repeat"] == pytest.approx(1 / 3)
+    once = [found(f"few on 2: {name}", of[0], of[0], kind="plan") for name, of in of_rounds.items()]
+    assert math.isnan(rankings(once)[0]["tau_repeat"])
+
+
 def changed(name, predicted, *over_base):
     one = found(name, predicted, *over_base, kind="change", base="base")
     for of_round, ratio in zip(one.passes, over_base, strict=True):

@@ -146,11 +146,12 @@ def rankings(found: Sequence[Found]) -> list[dict[str, Any]]:
     Returns:
       for each workload and number of devices "workload"; "plans", each with "plan", "also" (names of those that make
       the same program), "predicted_ms", "sketch_ms", "measured_ms" and "repeat", the fastest measured first; "tau" of
-      the prediction of the compiled step and "tau_sketch"; "apart", the share of pairs whose measured times differ by
-      more than their noise, and "tau_apart" of these; "best"; "planner", measured time of the planner's choice over the
-      best one's, and "auto", over that of the plain rule; "noise", two standard errors of "planner", a ratio, or of the
-      two fastest where there is none (1 where no program was measured twice); "planner_is_best", whether it is so
-      within that.
+      the prediction of the compiled step and "tau_sketch"; "tau_repeat", that of two halves of the passes with each
+      other, nan where one has none: nobody can know that a prediction ranks much better; "apart", the share of pairs
+      whose measured times differ by more than their noise, and "tau_apart" of these; "best"; "planner", measured time
+      of the planner's choice over the best one's, and "auto", over that of the plain rule; "noise", two standard errors
+      of "planner", a ratio, or of the two fastest where there is none (1 where no program was measured twice);
+      "planner_is_best", whether it is so within that.
     """
     of: dict[str, list[Found]] = {}
     for one in found:
@@ -189,6 +190,7 @@ def _ranking(workload: str, found: Sequence[Found]) -> dict[str, Any]:
         ],
         "tau": kendall_tau(predicted, times),
         "tau_sketch": kendall_tau([one.predicted["sketch_ms"] for one in own], times),
+        "tau_repeat": _tau_of_halves(own),
         "apart": len(apart) / max(1, math.comb(len(own), 2)),
         "tau_apart": agree / len(apart) if apart else math.nan,
         "best": names[0][0],
@@ -202,6 +204,13 @@ def _ranking(workload: str, found: Sequence[Found]) -> dict[str, Any]:
         if "auto" in named:
             row["auto"] = chosen.measured() / named["auto"].measured()
     return row
+
+
+def _tau_of_halves(found: Sequence[Found]) -> float:
+    """Kendall's tau of what every other pass measured with what the others did; nan where there is one pass only."""
+    if any(len(one.passes) < 2 for one in found):
+        return math.nan
+    return kendall_tau(*([float(np.median(one.times()[first::2])) for one in found] for first in (0, 1)))
 
 
 def _joined(same: Sequence[Found]) -> Found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -90,6 +91,8 @@ def _rankings(rankings: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     for row in rankings:
         text = f"tau {row['tau']:.2f}, from sizes alone {row['tau_sketch']:.2f}; best plan {row['best']}"
         why = f"noise {row['noise']:.2f}"
+        if not math.isnan(row["tau_repeat"]):
+            why += f"; tau {row['tau_repeat']:.2f} of two halves of the rounds"
         if row["apart"]:
             why += f"; tau {row['tau_apart']:.2f} over the {row['apart']:.0%} of pairs beyond their noise"
         if "planner" in row:
