@@ -103,6 +103,17 @@ def test_a_short_case_is_measured_by_turns_with_an_empty_program(monkeypatch):
     assert timed.middle_s == [2.0] * 4 == timed.cpu_s and Clock.now > 1200 and len(runs) > 8 + 2 * (50 + 25)
 
 
+def test_what_is_held_out_is_measured_three_times_a_pass():
+    visits = []
+
+    def one(held_out):
+        case = cases.Case("copy", {"bytes": 64.0}, lambda: None, held_out)
+        return SimpleNamespace(case=case, measure=lambda budget_s, empty: visits.append(held_out))
+
+    calibrate._one_pass([one(False), one(True)], [], calibrate.QUICK, 0, math.inf, lambda: None)
+    assert sorted(visits) == [False, True, True, True]
+
+
 def test_a_batch_has_its_share_of_reading_a_window_of_which_few_are():
     """Batches of a quarter of a window: every fourth takes 20 s longer than the second of the others.
 
