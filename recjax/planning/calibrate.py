@@ -68,7 +68,7 @@ class Effort:
     compile_s: float
 
 
-FULL = Effort(False, 8, 0.015, 440.0, 240.0)
+FULL = Effort(False, 8, 0.015, 420.0, 240.0)
 QUICK = Effort(True, 3, 0.01, 20.0, 30.0)
 
 

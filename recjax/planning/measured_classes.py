@@ -23,7 +23,7 @@ class Seen:
       kernel: the class that it belongs to.
       held_out: whether it only judges the points.
       point: its time, the median over the passes.
-      passes_s: its time in each pass, s.
+      passes_s: its time in each pass, s; of a size that is held out, each time that it was measured.
     """
 
     kernel: str

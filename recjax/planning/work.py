@@ -204,10 +204,8 @@ def _heavy(instruction: Instruction, operands: list[Instruction]) -> Work | None
         ids, updates = operands[tables].arrays[0], operands[tables + 1].arrays[0]
         window = instruction.numbers("update_window_dims")
         row_bytes = math.prod(updates.dims[d] for d in window) * updates.item_bytes
-        flags = instruction.attributes
-        variant = "add"
-        if "indices_are_sorted=true" in flags:
-            variant = "sorted" if "unique_indices=true" in flags else "sorted_add"
+        in_order, once = (f"{flag}=true" in instruction.attributes for flag in ("indices_are_sorted", "unique_indices"))
+        variant = "add" if not in_order else "sorted" if once else "sorted_add"
         rows = updates.bytes / max(row_bytes, 1.0)
         return scatter(rows, row_bytes * tables, instruction.bytes, ids.bytes, variant)
     if opcode == "sort":
@@ -332,8 +330,7 @@ def scatter(rows: float, row_bytes: float, table_bytes: float, ids_bytes: float,
       row_bytes: of each.
       table_bytes: of all rows of the table.
       ids_bytes: of the numbers of the rows.
-      variant: "sorted" if each row of the table comes once at most, in order; "sorted_add" if it may come several times
-        in succession, so that the next sum is in the cache; else "add".
+      variant: "sorted" if rows of the table come in order, each once at most; "sorted_add", perhaps repeated; or "add".
     """
     sizes = _lookup_sizes(rows, row_bytes, table_bytes)
     items = rows * row_bytes / 4

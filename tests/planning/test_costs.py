@@ -85,7 +85,7 @@ def test_reading_takes_a_sum_of_what_a_batch_its_samples_features_and_ids_take()
 
 
 def test_handing_ids_to_owners_takes_a_sum_of_what_ids_and_features_take_for_each_owner():
-    """The law is given. A grid of these points says 2.1 times as much in their midst."""
+    """The law is given. A grid of these points says 1.2 times as much in their midst."""
 
     def us(ids, features, devices):
         return 300 + 0.02 * ids + 10 * features + 0.03 * ids * devices + 5 * features * devices
