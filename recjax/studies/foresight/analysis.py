@@ -147,10 +147,10 @@ def rankings(found: Sequence[Found]) -> list[dict[str, Any]]:
       for each workload and number of devices "workload"; "plans", each with "plan", "also" (names of those that make
       the same program), "predicted_ms", "sketch_ms", "measured_ms" and "repeat", the fastest measured first; "tau" of
       the prediction of the compiled step and "tau_sketch"; "tau_repeat", that of two halves of the passes with each
-      other, nan where one has none: how well a measurement of half the length repeats itself; "apart", the share of pairs
-      whose measured times differ by more than their noise, and "tau_apart" of these; "best"; "planner", measured time
-      of the planner's choice over the best one's, and "auto", over that of the plain rule; "noise", two standard errors
-      of "planner", a ratio, or of the two fastest where there is none (1 where no program was measured twice);
+      other, how well a measurement of half the length repeats itself, nan where one has none; "apart", the share of
+      pairs whose measured times differ by more than their noise, and "tau_apart" of these; "best"; "planner", measured
+      time of the planner's choice over the best one's, and "auto", over that of the plain rule; "noise", two standard
+      errors of "planner", a ratio, or of the two fastest where there is none (1 where no program was measured twice);
       "planner_is_best", whether it is so within that.
     """
     of: dict[str, list[Found]] = {}
