@@ -32,7 +32,7 @@ extensions = [
 intersphinx_mapping = inventories.write(
     HERE / "reference" / "_generated" / "inventories"
 )  # files: no network is needed
-exclude_patterns = ["_build", "reference/_generated/*"]  # the latter are included by other pages
+exclude_patterns = ["_build", "reference/_generated/*"]
 root_doc = "index"
 
 # Notebooks are committed without outputs and are executed by tests; DOCS_EXECUTE=1 executes them here, for publishing.
@@ -71,7 +71,7 @@ GoogleDocstring._parse_attribute_docstring = lambda self: list(self._consume_to_
 
 def _prepare(app: object) -> None:
     """Writes what is generated: the reference from the code, and copies of the notebooks where Sphinx can see them."""
-    generate.write(HERE / "reference" / "_generated")
+    generate.write(HERE / "reference")
     copies = HERE / "getting_started" / "notebooks"
     copies.mkdir(exist_ok=True)
     for notebook in (HERE.parent / "notebooks").glob("*.ipynb"):

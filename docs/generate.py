@@ -1,6 +1,6 @@
-"""Writes the generated part of the reference: verbs, settings and presets, as Markdown from the code itself.
+"""Writes the reference of verbs, settings and presets, as Markdown from the code itself.
 
-python docs/generate.py       writes docs/reference/_generated/{cli,config,presets}.md; conf.py does so too
+python docs/generate.py       writes docs/reference/{cli,config,presets}.md; conf.py does so too
 """
 
 from __future__ import annotations
@@ -46,11 +46,18 @@ def _leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
 
 
 def _verb(parser: argparse.ArgumentParser) -> str:
-    usage = re.sub(r"^usage: ", "", parser.format_usage())
-    lines = [f"## {parser.prog}", "", _text(parser.description or ""), "", "```text", usage.rstrip(), "```", ""]
+    lines = [f"## {parser.prog}", "", _text(parser.description or ""), "", "```text", _usage(parser), "```", ""]
     rows = [(_invocation(action), _text(action.help or "")) for action in parser._actions if _is_shown(action)]
     lines += _table(("argument", "what"), rows) if rows else []
     return "\n".join([*lines, "", *(f"```bash\n{example}\n```" for example in _examples(parser)), ""])
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    """One line in place of argparse's own, which another Python breaks elsewhere."""
+    given = [action for action in parser._actions if not action.option_strings]
+    many = {None: "{}", "?": "[{}]", "*": "[{} ...]", "+": "{} [{} ...]", argparse.REMAINDER: "..."}
+    words = [many[action.nargs].replace("{}", str(action.metavar or action.dest)) for action in given]
+    return " ".join([parser.prog, *words, *(["[OPTION ...]"] if len(given) < len(parser._actions) - 1 else [])])
 
 
 def _is_shown(action: argparse.Action) -> bool:
@@ -200,17 +207,37 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     return [line(head), line(("---",) * len(head)), *map(line, rows)]
 
 
-PAGES: dict[str, typing.Callable[[], str]] = {"cli": cli, "config": config, "presets": preset_list}
+# Heading and introduction of each page, and what follows.
+PAGES: dict[str, tuple[str, typing.Callable[[], str]]] = {
+    "cli": (
+        "# Command line\n\nEvery verb, as `recjax VERB --help` has it. [A tour](../getting_started/commands.md).",
+        cli,
+    ),
+    "config": (
+        "# Settings\n\nEvery key that `a.b=value` takes. `recjax show PRESET` prints the values of a preset.",
+        config,
+    ),
+    "presets": (
+        "# Presets\n\nEvery file in `configs/`: its description, and the settings that differ from the defaults.",
+        preset_list,
+    ),
+}
+NOTE = "<!-- Made from the code by `python docs/generate.py`; not to be edited. -->"
+
+
+def page(name: str) -> str:
+    """Returns the whole text of one of the pages."""
+    head, make = PAGES[name]
+    return f"{NOTE}\n\n{head}\n\n{make().rstrip()}\n"
 
 
 def write(folder: Path) -> None:
     """Writes the pages into a folder. Those that are right already stay, so that Sphinx need not read them again."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, make in PAGES.items():
-        file, text = folder / f"{name}.md", make()
+    for name in PAGES:
+        file, text = folder / f"{name}.md", page(name)
         if not file.exists() or file.read_text() != text:
             file.write_text(text)
 
 
 if __name__ == "__main__":
-    write(ROOT / "docs" / "reference" / "_generated")
+    write(ROOT / "docs" / "reference")

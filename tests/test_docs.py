@@ -8,7 +8,7 @@ import re
 
 import pytest
 from support.commands import inside, lines_of
-from support.pages import DOCS, ROOT, anchors, examples, marked, pages, prose
+from support.pages import DOCS, GENERATED, ROOT, anchors, examples, marked, pages, prose
 
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan, check_plan
@@ -126,6 +126,19 @@ def test_names_of_other_projects_are_theirs_and_are_used():
     texts = "".join(page.read_text() for page in pages())
     assert [name for name in names if pydoc.locate(name) is None] == []
     assert [name for name in names if f"}}`{name}`" not in texts] == []
+
+
+@pytest.mark.parametrize("file", GENERATED, ids=lambda file: file.stem)
+def test_pages_made_from_the_code_are_up_to_date(file):
+    """`python docs/generate.py` writes them."""
+    assert file.read_text() == of_docs("generate").page(file.stem)
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_of_prose_are_at_most_120_columns(page):
+    """Tables, code and what cannot be broken, such as links and pictures, may be longer."""
+    long = [line for line in prose(page).splitlines() if len(line) > 120 and not line.lstrip().startswith("|")]
+    assert [line for line in long if " " in line.strip() and not re.match(r"\[?!?\[", line)] == []
 
 
 def test_options_in_the_texts_of_the_command_line_reference_are_code():

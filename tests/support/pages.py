@@ -9,11 +9,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+GENERATED = tuple(DOCS / "reference" / f"{name}.md" for name in ("cli", "config", "presets"))  # by docs/generate.py
 
 
 def pages() -> list[Path]:
-    """README.md and all pages of docs/, built ones left out."""
-    built = (DOCS / "_build", DOCS / "getting_started" / "notebooks", DOCS / "reference" / "_generated")
+    """README.md and all pages of docs/, those that are made from something else left out."""
+    built = (DOCS / "_build", DOCS / "getting_started" / "notebooks", DOCS / "reference" / "_generated", *GENERATED)
     return [
         ROOT / "README.md",
         *(page for page in sorted(DOCS.rglob("*.md")) if not any(page.is_relative_to(folder) for folder in built)),
