@@ -34,7 +34,7 @@ from recjax.config.run import EmbeddingConfig, RunConfig
 from recjax.config.train import DenseAdagrad, TrainConfig
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.errors import TrainingError
+from recjax.errors import ConfigError, TrainingError
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.malloc import passed_on
@@ -70,6 +70,10 @@ class Busy:
         return self.host + self.kernels
 
 
+class ReferencesEnded(TrainingError):
+    """The process that trains the references is gone: nothing can be compared with them any more."""
+
+
 class References:
     """Models that a process of its own trains: in this one CPU devices run programs in the thread that calls them.
 
@@ -85,12 +89,22 @@ class References:
 
     @classmethod
     def of(cls, machine: Machine) -> References | None:
-        """The models that a machine was calibrated with; None if it was with none, or CPU times are not to be had."""
+        """The models that a machine was calibrated with; None if it was with none, or CPU times are not to be had.
+
+        Raises:
+          ConfigError: it was calibrated with other models, by another version.
+        """
         known = machine.kernel(TRAINING)
         if not POSSIBLE or known is None:
             return None
         points = sorted(known.points, key=lambda point: point.sizes["reference"])
-        return cls(len(points) == _FEW, [point.us for point in points])
+        quick = len(points) == _FEW
+        if len(points) != len(list(references(quick))):
+            raise ConfigError(
+                f"the machine file of {machine.name} has steps of {len(points)} trainings, which are not those of this "
+                "version of recjax. Measure the machine again: recjax calibrate --out FILE"
+            )
+        return cls(quick, [point.us for point in points])
 
     def __enter__(self) -> Self:
         context = multiprocessing.get_context("spawn")
@@ -104,16 +118,16 @@ class References:
         """Trains each for a moment, and waits for that.
 
         Raises:
-          TrainingError: the process that trains has ended.
+          ReferencesEnded: the process that trains has ended.
         """
         try:
             with passed_on():  # the first one starts the process, which is to train as a command does
                 trained = self._pool.submit(_round)
             self.found.append(trained.result())
         except BrokenProcessPool as error:
-            raise TrainingError(
-                "the process that trains models between the passes has ended, as one that the system stops for want of "
-                "memory. Calibrate where a few GB more are free, or with --quick."
+            raise ReferencesEnded(
+                "the process that trains the models of a calibration has ended, as one that the system stops for want "
+                "of memory. Start the command again where a few GB more are free; `calibrate --quick` needs less."
             ) from error
 
     def applied(self, machine: Machine) -> Machine:

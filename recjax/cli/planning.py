@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
+from pathlib import Path
 from typing import Any
 
 from recjax.cli import common
@@ -254,6 +255,7 @@ def calibrate(options: argparse.Namespace) -> None:
 
     if options.out.is_dir() or not options.out.absolute().parent.is_dir():
         raise ConfigError(f"--out {options.out} cannot be written: name a file in a folder that exists.")
+    disk = _disk(options.disk)
     platform: Any = options.platform
     calibration.wait_for_each()
     try:
@@ -272,15 +274,27 @@ def calibrate(options: argparse.Namespace) -> None:
         machine = trainings.applied(machine)
     else:
         machine = calibration.calibrate(mesh, effort, log.info, options.name)
-    if options.disk:
-        from recjax.planning.rates import with_disk
-        from recjax.tiers.host_rows import folder_of
-
-        machine = with_disk(machine, folder_of(options.disk))
     machine = report.with_note(machine, others.share(), options.quick)
-    write(machine, options.out)
+    write(machine, options.out)  # before the disk, which may fail
+    if disk is not None:
+        from recjax.planning.rates import with_disk
+
+        machine = with_disk(machine, disk)
+        write(machine, options.out)
     write_result(
         options,
         {"out": str(options.out), **report.figures(machine)},
         lambda: f"{report.to_text(machine)}\n\nwrote {options.out}",
     )
+
+
+def _disk(given: str) -> Path | None:
+    """The folder of --disk, which is made if need be; None without."""
+    if not given:
+        return None
+    from recjax.tiers.host_rows import folder_of
+
+    try:
+        return folder_of(given)
+    except ConfigError as error:  # which speaks of the setting
+        raise ConfigError(str(error).replace("tier.disk=", "--disk ")) from error

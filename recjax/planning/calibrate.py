@@ -178,6 +178,9 @@ def calibrate(
             if own_clock:
                 _by_device([*timed, *overheads.values()])
             tell(f"pass {number + 1} of {effort.passes} done after {time.monotonic() - began:.0f} s")
+    told = [one for one in collectives if one.middle_s]
+    if len(told) < len(collectives):
+        tell(f"{len(collectives) - len(told)} collectives are not in the profiles: predicted by the rates of links")
     rates = rates_of([(one.case, one.point(cores).us) for one in timed], device)
     measured = Machine(
         name or name_of_cpu or device.device_kind,
@@ -203,7 +206,7 @@ def calibrate(
         measured,
         [
             *(Seen(one.case.kernel, one.case.held_out, one.point(cores), one.passes_s) for one in timed),
-            *(Seen(one.kind, one.held_out, one.point(cores if shared else None), one.middle_s) for one in collectives),
+            *(Seen(one.kind, one.held_out, one.point(cores if shared else None), one.middle_s) for one in told),
         ],
     )
 
@@ -331,6 +334,6 @@ class _Collective:
 
         So many devices take turns. A schedule has them do so, too, and then takes as long as was measured.
         """
-        us = float(np.median(self.middle_s)) * 1e6 if self.middle_s else LEAST_US
+        us = float(np.median(self.middle_s)) * 1e6
         us *= min(1.0, (cores or self._ranks) / self._ranks)
         return Point({"bytes": float(self.bytes), "devices": float(self._ranks)}, max(us, LEAST_US))

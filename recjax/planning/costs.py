@@ -80,15 +80,17 @@ class Costs:
         return Cost(roofline_us(work, self.machine) / (kernel.efficiency if kernel else 1.0))
 
     def _among(self, work: Work, kernel: Kernel, cost: Cost) -> Cost:
-        """The cost of a collective of more devices than were measured, in the ratio that the roofline has.
+        """The cost of a collective of more devices or hosts than were measured, in the ratio that the roofline has.
 
-        Devices that share the cores of a host do not communicate in parallel; the schedule slows them down.
+        Measured were devices of one host. Devices that share its cores do not communicate in parallel; the schedule
+        slows them down.
         """
         devices = work.sizes.get("devices", 0.0)
         most = max(point.sizes.get("devices", 0.0) for point in kernel.points)
-        if self.machine.shared or devices <= most or most < 2:
+        far = devices > most or work.sizes.get("hosts", 1.0) > 1
+        if self.machine.shared or not far or most < 2:
             return cost
-        as_measured = dataclasses.replace(work, sizes={**work.sizes, "devices": most})
+        as_measured = dataclasses.replace(work, sizes={**work.sizes, "devices": min(devices, most), "hosts": 1.0})
         ratio = roofline_us(work, self.machine) / roofline_us(as_measured, self.machine)
         return dataclasses.replace(cost, us=cost.us * max(1.0, ratio))
 

@@ -172,6 +172,8 @@ def _needed(quantities: Mapping[str, Quantity], place: str, known: Mapping[str, 
     for name, quantity in quantities.items():
         if name not in known:
             raise _Wrong(f"{place}.{name}: there is no such number; there are {', '.join(known)}")
+        if quantity.unit == "times" and quantity.value < 1:
+            raise _Wrong(f"{place}.{name}.value is {quantity.value:g}; a training takes at least 1 times as long")
         if quantity.unit != (unit := known[name][0]):
             raise _Wrong(f"{place}.{name}.unit is {quantity.unit!r}; write the number in {unit!r}")
     return [name for name, (_, optional) in known.items() if not optional and name not in quantities]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from recjax.planning.machine import Machine
-from recjax.planning.sketch import DenseSizes
-from recjax.planning.step_sizes import StepSizes
+from recjax.planning.step_sizes import DenseSizes, StepSizes
 
 GIB = 2**30
 USABLE = 0.92  # of a device's memory; the rest is the runtime's
@@ -22,12 +21,12 @@ def needed(sizes: StepSizes, dense: DenseSizes, cache_bytes: int = 0) -> dict[st
     state and gradients; "batch", with routing; "temporaries", an estimate: of `recjax plan --compile` the compiler
     says how large they are; "total".
     """
-    N, b, item = sizes.devices, sizes.samples, sizes.item_bytes
-    share = N if dense.sharded else 1
+    b, item = sizes.samples, sizes.item_bytes
+    share = sizes.all_devices if dense.sharded else 1
     widths = dense.columns + sum(n for _, n in dense.layers) + (dense.pairs[0] ** 2 if dense.pairs else 0)
     found = {
         "tables": sizes.copied_bytes + min(sizes.spread_bytes, cache_bytes or math.inf),
-        "dense": 4.0 * dense.values * ((1 + dense.slots) / share + 1),
+        "dense": 1.0 * item * dense.values * ((1 + dense.slots) / share + 1),
         "batch": 4.0 * (sum(sizes.lists) + 2 * sizes.ids) + item * b * 32,
         "temporaries": _ALIVE * sizes.fetched_bytes + _ACTIVATIONS * item * b / dense.accumulate * widths,
     }

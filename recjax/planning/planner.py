@@ -33,8 +33,8 @@ from recjax.planning.assign import WAYS, Assignment, Demand, Way, as_plan, sizes
 from recjax.planning.costs import Costs
 from recjax.planning.predict import DEVICES, Prediction, predict
 from recjax.planning.question import Answer, Question
-from recjax.planning.sketch import DenseSizes, sketch
-from recjax.planning.step_sizes import StepSizes, of_plan
+from recjax.planning.sketch import sketch
+from recjax.planning.step_sizes import DenseSizes, StepSizes, of_plan
 from recjax.tiers.caches import with_caches
 
 BAND = 0.05  # of a step's time: within it plans are equal

@@ -146,7 +146,7 @@ def parse(given: Any, path: Path | str) -> Table:
             raise ValueError(f'"format" and "version" are not {FORMAT!r} and {VERSION}')
         layers = tuple((shape_of(layer), _times(layer["us"])) for layer in given["layers"])
         return Table({name: str(given["machine"][name]) for name in this_machine()}, layers)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(
             f"{path} is no table of products ({type(error).__name__}: {error}). Delete it and measure again: recjax "
             f"bench PRESET --products {path}"

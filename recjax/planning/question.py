@@ -11,8 +11,7 @@ from recjax.planning.assign import Assignment, Demand
 from recjax.planning.machine import Machine
 from recjax.planning.memory import budget, needed
 from recjax.planning.predict import HostWork, Prediction
-from recjax.planning.sketch import DenseSizes
-from recjax.planning.step_sizes import StepSizes
+from recjax.planning.step_sizes import DenseSizes, StepSizes
 
 
 @dataclasses.dataclass(frozen=True)

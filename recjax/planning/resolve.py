@@ -85,4 +85,5 @@ def workload(
     batch_size, devices = config.train.batch_size, hosts * each
     profile = profile_of(source, tables, features, batch_size, devices * replicas)
     item_bytes = 8 if config.compute_dtype == "float64" else 4
-    return Workload(profile, batch_size, devices, hosts, replicas, item_bytes, config.embedding.dedup)
+    agree = config.train.replica_sync == "exact"
+    return Workload(profile, batch_size, devices, hosts, replicas, item_bytes, config.embedding.dedup, agree)

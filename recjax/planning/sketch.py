@@ -13,39 +13,11 @@ from collections.abc import Sequence
 
 from recjax.embedding.segment_sums import LEAST_TERMS
 from recjax.planning.graph import Graph, Node
-from recjax.planning.step_sizes import Buffer, Owned, Rows, StepSizes, Vectors
+from recjax.planning.step_sizes import Buffer, DenseSizes, Owned, Rows, StepSizes, Vectors
 from recjax.planning.work import Work, gather, matmul, scatter, sort
 
 _ID = 4.0  # bytes of an id
-
-
-@dataclasses.dataclass(frozen=True)
-class DenseSizes:
-    """Sizes of the dense part.
-
-    Attributes:
-      layers: (K, N) of each matrix of parameters, in the order of the forward pass.
-      values: of all dense parameters.
-      slots: of the optimizer, for each value.
-      leaves: arrays of parameters.
-      pairs: (vectors, D) of a dot interaction; None without.
-      columns: of all pooled vectors of a sample.
-      dtype: that products are done in, as XLA calls it.
-      bucket_bytes: as `recjax.train.dense` has it; 0: gradients are sent after the backward pass.
-      sharded: whether a device holds 1/N of parameters.
-      accumulate: parts in which a device's samples are processed.
-    """
-
-    layers: tuple[tuple[int, int], ...]
-    values: int
-    slots: int
-    leaves: int
-    pairs: tuple[int, int] | None
-    columns: int
-    dtype: str = "f32"
-    bucket_bytes: float = 0.0
-    sharded: bool = False
-    accumulate: int = 1
+_ITEM = {"bf16": 2, "f32": 4, "f64": 8}  # bytes of an operand
 
 
 class _Writer:
@@ -66,16 +38,27 @@ class _Writer:
     def collective(
         self, kind: str, part: str, moved: float, after: Sequence[int], devices: int = 0, hosts: int = 0
     ) -> int:
-        """Adds a collective over all devices, or those given."""
+        """Adds a collective over the devices of a replica group, or those given.
+
+        It says over how many hosts only where the mesh has several, as graphs of compiled steps do: else the machine
+        says how many devices a host has.
+        """
         devices = devices or self.sizes.devices
         if devices == 1:
             return self.kernel(kind, part, [_pass("copy", 2 * moved)], after)
-        sizes = {"bytes": max(moved, 1.0), "devices": float(devices), "hosts": float(hosts or self.sizes.hosts)}
+        sizes = {"bytes": max(moved, 1.0), "devices": float(devices)}
+        if hosts or self.sizes.hosts > 1:
+            sizes["hosts"] = float(hosts or self.sizes.hosts)
         place = len(self.nodes)
         work = Work(kind, sizes, 0.0, moved)
         name = kind.replace("_", "-")
         self.nodes.append(Node(name, name, part, "collective", (work,), tuple(sorted(set(after)))))
         return place
+
+    def over_all(self, kind: str, part: str, moved: float, after: Sequence[int]) -> int:
+        """Adds a collective over the devices of all replica groups."""
+        hosts = self.sizes.hosts * self.sizes.replicas if self.sizes.hosts > 1 else 0
+        return self.collective(kind, part, moved, after, self.sizes.all_devices, hosts)
 
     def all_to_all(self, part: str, moved: float, after: Sequence[int], two_step: bool = False) -> int:
         """Adds an exchange; on a CPU a device cuts what it sends into a piece for each other one."""
@@ -122,13 +105,16 @@ def sketch(sizes: StepSizes, dense: DenseSizes, shared: bool = False) -> Graph:
         write.all_to_all("pooled_grad_exchange", sizes.devices * sizes.samples * v.back_bytes, [backward])
         for v in sizes.vectors
     ]
-    last = write.kernel("check", "finite_check", [_pass("reduce.rows", 4.0 * dense.values)], summed, launches=20)
-    good = write.collective("all_reduce", "finite_check", 8.0, [last])
+    last = write.kernel(
+        "check", "finite_check", [_pass("reduce.rows", 1.0 * sizes.item_bytes * dense.values)], summed, launches=20
+    )
+    good = write.over_all("all_reduce", "finite_check", 8.0, [last])
     for g, arrived in zip(sizes.rows, sent, strict=True):
         received = sizes.devices * g.list_rows
         merged = _coalesce(write, g.buffer, received, [arrived])
         if g.divided:
             merged = _statistic(write, g.buffer.name, received, g.divided, received, merged)
+        received, merged = _of_groups(write, g.buffer, received, merged)
         _update(write, g.buffer, received, [merged, good])
     for v, arrived in zip(sizes.vectors, returned, strict=True):
         for own in v.groups:
@@ -136,7 +122,8 @@ def sketch(sizes: StepSizes, dense: DenseSizes, shared: bool = False) -> Graph:
             merged = _by_row(write, own, [arrived])
             if own.divided:
                 merged = _statistic(write, own.buffer.name, ids, own.divided, own.distinct, merged)
-            _update(write, own.buffer, own.distinct, [merged, good])
+            distinct, merged = _of_groups(write, own.buffer, own.distinct, merged)
+            _update(write, own.buffer, distinct, [merged, good])
     for c in sizes.copies:
         table, slots = 1.0 * c.buffer.rows * c.buffer.width * sizes.item_bytes, c.buffer.rows * c.buffer.slot_bytes
         written = table + 2 * c.buffer.rows * c.buffer.value_bytes
@@ -149,8 +136,8 @@ def sketch(sizes: StepSizes, dense: DenseSizes, shared: bool = False) -> Graph:
         ]
         launches = 4 + 2 * c.buffer.slots
         write.kernel(c.buffer.name, "sparse_update", works, [*summed, good], launches)
-    share = sizes.devices if dense.sharded else 1
-    passes = (3 + 2 * dense.slots) * 4.0 * dense.values / share
+    share = sizes.all_devices if dense.sharded else 1
+    passes = (3 + 2 * dense.slots) * 1.0 * sizes.item_bytes * dense.values / share
     write.kernel(
         "dense_update",
         "dense_update",
@@ -226,7 +213,7 @@ def _dense(write: _Writer, dense: DenseSizes, after: Sequence[int]) -> tuple[int
     b, item = write.sizes.samples, write.sizes.item_bytes
     waits, parts = list(after), dense.accumulate
     if dense.sharded:
-        waits.append(write.collective("all_gather", "dense_gather", 4.0 * dense.values, []))
+        waits.append(write.over_all("all_gather", "dense_gather", 1.0 * item * dense.values, []))
     last = write.kernel("concatenate", "dense_forward", [_pass("elementwise", 2.0 * b * dense.columns * item)], waits)
     if dense.pairs:
         last = write.kernel("interaction", "dense_forward", [_pairs(dense, b, "nt")], [last], launches=3 * parts)
@@ -245,7 +232,7 @@ def _dense(write: _Writer, dense: DenseSizes, after: Sequence[int]) -> tuple[int
         )
         works = [_product(k, n, b, "tn", dense), _pass("reduce.columns", 1.0 * b * n * item)]
         made = write.kernel(f"layer {k}x{n}", "dense_backward", works, [last], launches=2 * parts)
-        gradients.append((made, 4 * (k * n + n)))
+        gradients.append((made, item * (k * n + n)))
         last = passed
     if dense.pairs:
         works = [_pairs(dense, b, "nn"), _pass("elementwise", 4.0 * b * dense.columns * item)]
@@ -254,13 +241,12 @@ def _dense(write: _Writer, dense: DenseSizes, after: Sequence[int]) -> tuple[int
 
 
 def _product(m: int, n: int, k: int, layout: str, dense: DenseSizes) -> Work:
-    item = 2 if dense.dtype == "bf16" else 4
-    return matmul(m, n, k, 1, dense.dtype, layout, item * (m * k + k * n + m * n))
+    return matmul(m, n, k, 1, dense.dtype, layout, _ITEM[dense.dtype] * (m * k + k * n + m * n))
 
 
 def _pairs(dense: DenseSizes, b: int, layout: str) -> Work:
     vectors, dim = dense.pairs or (0, 0)
-    moved = (2.0 * b * vectors * dim + b * vectors * vectors) * (2 if dense.dtype == "bf16" else 4)
+    moved = (2.0 * b * vectors * dim + b * vectors * vectors) * _ITEM[dense.dtype]
     n, k = (dim, vectors) if layout == "nn" else (vectors, dim)
     return matmul(vectors, n, k, b, dense.dtype, layout, moved)
 
@@ -282,7 +268,7 @@ def _dense_sums(
     write: _Writer, dense: DenseSizes, gradients: Sequence[tuple[int, int]], tables: Sequence[int], table_values: int
 ) -> list[int]:
     """The sums of dense gradients over the devices, in buckets; those of replicated tables join the last one."""
-    if write.sizes.devices == 1:
+    if write.sizes.all_devices == 1:
         return [made for made, _ in gradients] + list(tables)
     kind = "reduce_scatter" if dense.sharded else "all_reduce"
     summed: list[int] = []
@@ -292,21 +278,25 @@ def _dense_sums(
         waiting.append(made)
         moved += size
         if dense.bucket_bytes and moved >= dense.bucket_bytes:
-            summed.append(write.collective(kind, "dense_grads", moved, [*waiting, *summed[-1:]]))
+            summed.append(write.over_all(kind, "dense_grads", moved, [*waiting, *summed[-1:]]))
             waiting, moved = [], 0.0
     extra = table_values * write.sizes.item_bytes
     if waiting or tables:
         if dense.bucket_bytes and tables:  # buckets are arrays of their own
-            summed.append(write.collective("all_reduce", "grad_exchange", extra, [*tables, *summed[-1:]]))
+            summed.append(write.over_all("all_reduce", "grad_exchange", extra, [*tables, *summed[-1:]]))
             extra = 0
         if waiting:
-            summed.append(write.collective(kind, "dense_grads", moved + extra, [*waiting, *tables, *summed[-1:]]))
+            summed.append(write.over_all(kind, "dense_grads", moved + extra, [*waiting, *tables, *summed[-1:]]))
     if tables:  # sums without the counts of devices beside them
         moved = 2.0 * table_values * write.sizes.item_bytes
         summed = [write.kernel("slice", "grad_exchange", [_pass("copy", moved)], summed)]
     return [
         write.kernel(
-            "divide", "dense_grads", [_pass("elementwise", 8.0 * dense.values)], summed, launches=max(1, dense.leaves)
+            "divide",
+            "dense_grads",
+            [_pass("elementwise", 2.0 * write.sizes.item_bytes * dense.values)],
+            summed,
+            launches=max(1, dense.leaves),
         )
     ]
 
@@ -344,6 +334,16 @@ def _by_row(write: _Writer, own: Owned, after: Sequence[int]) -> int:
     summed = _add(each, row_bytes, own.distinct, "sorted_add")
     works += [_rows_gather(each, row_bytes, bags), summed] * turns
     return write.kernel(own.buffer.name, "sparse_update", works, after, launches=22 + 4 * turns)
+
+
+def _of_groups(write: _Writer, buffer: Buffer, rows: float, after: int) -> tuple[float, int]:
+    """Gradients of the rows of all replica groups that hold the same, gathered and added up: how many, and the node."""
+    groups = write.sizes.replicas if write.sizes.groups_agree else 1
+    if groups == 1:
+        return rows, after
+    moved = groups * rows * (_ID + buffer.width * write.sizes.item_bytes)
+    gathered = write.collective("all_gather", "replica_exchange", moved, [after], groups)
+    return groups * rows, _coalesce(write, buffer, groups * rows, [gathered])
 
 
 def _sorted(rows: float) -> list[Work]:

@@ -141,6 +141,35 @@ class Vectors:
 
 
 @dataclasses.dataclass(frozen=True)
+class DenseSizes:
+    """Sizes of the dense part.
+
+    Attributes:
+      layers: (K, N) of each matrix of parameters, in the order of the forward pass.
+      values: of all dense parameters.
+      slots: of the optimizer, for each value.
+      leaves: arrays of parameters.
+      pairs: (vectors, D) of a dot interaction; None without.
+      columns: of all pooled vectors of a sample.
+      dtype: that products are done in, as XLA calls it.
+      bucket_bytes: as `recjax.train.dense` has it; 0: gradients are sent after the backward pass.
+      sharded: whether a device holds 1/N of parameters.
+      accumulate: parts in which a device's samples are processed.
+    """
+
+    layers: tuple[tuple[int, int], ...]
+    values: int
+    slots: int
+    leaves: int
+    pairs: tuple[int, int] | None
+    columns: int
+    dtype: str = "f32"
+    bucket_bytes: float = 0.0
+    sharded: bool = False
+    accumulate: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
 class StepSizes:
     """Sizes of a step on one device.
 
@@ -152,6 +181,8 @@ class StepSizes:
       rows, copies, vectors: of the tables.
       host_routes: whether the host finds distinct rows.
       routed: ids of a batch of all devices, by the way in which they are routed; () if rows are listed for all.
+      replicas: replica groups.
+      groups_agree: whether these hold the same tables, and add the gradients of all before each update.
     """
 
     devices: int
@@ -163,6 +194,13 @@ class StepSizes:
     vectors: tuple[Vectors, ...]
     host_routes: bool = True
     routed: tuple[Routed, ...] = ()
+    replicas: int = 1
+    groups_agree: bool = True
+
+    @property
+    def all_devices(self) -> int:
+        """Devices of all replica groups."""
+        return self.devices * self.replicas
 
     @property
     def spread_bytes(self) -> float:
@@ -235,7 +273,9 @@ def of_plan(bound: BoundPlan, work: Workload, host_routes: bool = True) -> StepS
         return work.batch_size * work.profile.tables[feature.table].ids_of(feature.name)
 
     of_tables = rows, copies, vectors
-    return StepSizes(bound.devices, bound.hosts, samples, work.item_bytes, *of_tables, host_routes, routed(bound, ids))
+    by_way = routed(bound, ids)
+    groups = bound.replicas, not bound.independent
+    return StepSizes(bound.devices, bound.hosts, samples, work.item_bytes, *of_tables, host_routes, by_way, *groups)
 
 
 def _buffer(group: Group, item_bytes: int) -> Buffer:

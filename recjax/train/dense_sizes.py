@@ -12,7 +12,7 @@ from flax import nnx
 from recjax.config.run import RunConfig
 from recjax.data.batch import Schema
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.planning.sketch import DenseSizes
+from recjax.planning.step_sizes import DenseSizes
 from recjax.train.module import parameters
 from recjax.train.table_specs import dims
 from recjax.train.tasks import outputs_for, tasks_of

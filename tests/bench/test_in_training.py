@@ -13,7 +13,7 @@ from support.machines import MACHINE
 
 from recjax.bench import in_training as module
 from recjax.bench.in_training import Busy
-from recjax.errors import TrainingError
+from recjax.errors import ConfigError
 from recjax.planning.machine import OVERHEADS
 from recjax.planning.machine_file import parse, write
 
@@ -120,6 +120,11 @@ def test_what_a_training_takes_goes_into_the_machine(monkeypatch, tmp_path):
     write(found, tmp_path / "machine.json")
     assert parse((tmp_path / "machine.json").read_bytes(), "here") == found
     assert len(again_on._configs) == 3 and module.References.of(MACHINE) is None
+    fewer = dataclasses.replace(found.kernels["training"], points=points[1:] + points[:2])
+    with pytest.raises(
+        ConfigError, match="4 trainings, which are not those of this version.*Measure the machine again"
+    ):
+        module.References.of(dataclasses.replace(found, kernels=found.kernels | {"training": fewer}))
     # A machine file may have its points in any order: each reference is compared with its own.
     turned = dataclasses.replace(found.kernels["training"], points=points[::-1])
     other = module.References.of(dataclasses.replace(found, kernels=found.kernels | {"training": turned}))
@@ -133,7 +138,7 @@ def test_a_process_that_was_stopped_is_told_in_words():
     with module.References(True) as trainings:
         trainings._configs.clear()
         trainings._pool.submit(os._exit, 9)
-        with pytest.raises(TrainingError, match="want of memory.*--quick"):
+        with pytest.raises(module.ReferencesEnded, match="want of memory.*--quick"):
             trainings.round()
 
 

@@ -305,11 +305,25 @@ def test_an_update_in_place_goes_on_from_its_own_result():
         run()  # a donated array may not be read again
 
 
+@pytest.mark.full
+def test_collectives_that_no_profile_has_are_left_to_the_rates_of_links(few, tmp_path, monkeypatch):
+    """A profile may not tell the runs of a chain apart: no time is made up for them."""
+    monkeypatch.setattr(calibrate, "QUICK", dataclasses.replace(calibrate.QUICK, passes=1))
+    monkeypatch.setattr(calibrate, "measure", lambda replays, _: [SimpleNamespace(slots=None)] * len(replays))
+    out = tmp_path / "machine.json"
+    done = inside("calibrate", "--quick", "--devices", 2, "--platform", "cpu", "--out", out)
+    assert done.status == 0 and "collectives are not in the profiles" in done.err
+    assert set(open_machine(str(out)).kernels) == set(FEW)
+
+
 def test_it_needs_a_file_that_can_be_written_before_it_measures(tmp_path):
     assert inside("calibrate", "--quick").status == 2
     for out in (tmp_path, tmp_path / "nowhere/machine.json"):
         done = inside("calibrate", "--out", out)
         assert "compiled" not in assert_refused(done, 2, "--out .* name a file in a folder that exists") + done.err
+    (tmp_path / "file").touch()
+    done = inside("calibrate", "--out", tmp_path / "machine.json", "--disk", tmp_path / "file")
+    assert "compiled" not in assert_refused(done, 2, "--disk .*/file: the folder cannot be made") + done.err
 
 
 def test_options_of_a_prediction_are_refused_without_it():

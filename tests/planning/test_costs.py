@@ -228,6 +228,22 @@ def test_all_to_alls_of_a_torus_pass_through_others():
     assert costs.of(work).us == pytest.approx(1.0 + hops * 63 / 64 * 2**30 / 200e9 * 1e6)
 
 
+def test_collectives_of_several_hosts_grow_from_those_measured_in_one_as_their_roofline_does():
+    """Measured with up to 8 devices of one host; between two hosts each device has 50 GB/s."""
+    points = tuple(Point({"bytes": size, "devices": n}, 10.0, 1.0) for size in (2.0**10, 2.0**30) for n in (2.0, 8.0))
+    measured = dataclasses.replace(open_machine("h200"), kernels={"all_to_all": Kernel(1.0, "measured", points)})
+    size, far, near = 2.0**30, 15.0, 6.0
+
+    def us(devices, hosts):
+        sizes = {"bytes": size, "devices": devices, "hosts": hosts}
+        return Costs(measured).of(Work("all_to_all", sizes, 0, size)).us
+
+    inside = near + 7 / 8 * size / 450e9 * 1e6
+    assert us(8.0, 1.0) == pytest.approx(10)
+    assert us(8.0, 2.0) == pytest.approx(10 * (near + far + size * 4 / 8 / 50e9 * 1e6) / inside)
+    assert us(16.0, 2.0) == pytest.approx(10 * (near + far + size * 8 / 16 / 50e9 * 1e6) / inside)
+
+
 def test_more_owners_that_pool_take_longer_than_was_measured_and_more_devices_do_not():
     points = tuple(
         Point({"ids": n, "features": 4.0, "devices": d}, n * d / 100) for n in (100.0, 1000.0) for d in (2.0, 8.0)

@@ -55,6 +55,10 @@ def _without(*keys):
         (_at(["rates", "memory", "value"], math.nan), r"rates\.memory\.value is nan"),
         (_at(["rates", "memory", "source"], ""), r"rates\.memory\.source is ''"),
         (_at(["rates", "speed"], {"value": 1, "unit": "B/s", "source": "x"}), r"rates\.speed: there is no such number"),
+        (
+            _at(["overheads", "step_in_training"], {"value": 0.5, "unit": "times", "source": "x"}),
+            r"overheads\.step_in_training\.value is 0\.5; a training takes at least 1 times as long",
+        ),
         (_at(["overheads", "kernel"], 3), r"overheads\.kernel is no object"),
         (_at(["kernels", "magic"], {}), r"kernels\.magic: there is no such class"),
         (_at(["kernels", "copy", "points", 0, "us"], True), r"kernels\.copy\.points\[0\]\.us is True"),

@@ -103,6 +103,14 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
             },
             "times of forward",
         ),
+        (
+            {
+                "layers": [
+                    {"rows": 1, "terms": 1, "columns": 1, "dtype": "float32", "us": times(default={"xla": 10**400})}
+                ]
+            },
+            "OverflowError",
+        ),
     ],
 )
 def test_a_damaged_table_is_refused(change, why, tmp_path):

@@ -9,11 +9,12 @@ from recjax.bench.prediction import predicted
 from recjax.config import presets
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.spec import TableSpec
+from recjax.planning.costs import Costs
 from recjax.planning.machine import Quantity
 from recjax.planning.machine_file import open_machine
 from recjax.planning.predict import HostWork, predict
-from recjax.planning.sketch import DenseSizes, sketch
-from recjax.planning.step_sizes import Buffer, Copies, Owned, Rows, StepSizes, Vectors, of_plan
+from recjax.planning.sketch import sketch
+from recjax.planning.step_sizes import Buffer, Copies, DenseSizes, Owned, Rows, StepSizes, Vectors, of_plan
 from recjax.train.planned import question
 from recjax.train.trainer import build_trainer
 
@@ -112,6 +113,52 @@ def test_products_are_three_a_layer_and_those_of_the_interaction():
     products = sum(w.flops for node in graph.nodes for w in node.works if "matmul" in w.kernel)
     assert products == layers + 2 * 2 * 512 * 5 * 5 * 16
     assert not [node for node in sketch(sizes(devices=1), DENSE).nodes if node.kind == "collective"]
+
+
+def test_devices_of_more_than_one_host_send_across_whether_the_mesh_names_hosts_or_not():
+    """16 devices, of which an H200's host has eight: half of an all-to-all takes 50 GB/s, as in a compiled step."""
+    rows = [Rows(Buffer.of("rows", 125, 16, SPEC, 4), 10**6, 64.0, 64.0, 2000, 4)]
+    known = Costs(dataclasses.replace(H200, kernels={}))
+    size = 16 * 10**6 * 64
+    for hosts in (1, 2):
+        graph = sketch(sizes(rows, devices=16, hosts=hosts), DENSE)
+        sent = max((w for n in graph.nodes for w in n.works if w.kernel == "all_to_all"), key=lambda w: w.bytes)
+        assert sent.sizes.get("hosts") == (None if hosts == 1 else 2)
+        assert known.of(sent).us == pytest.approx(size * 8 / 16 / 50e9 * 1e6, rel=0.01)
+
+
+def test_replica_groups_add_dense_gradients_of_all_and_rows_if_they_agree():
+    """Two groups of 4 devices, of which each owner gets 4 x 100 rows of 16 columns."""
+    buffer = Buffer.of("rows", 125, 16, SPEC, 4)
+    groups = dataclasses.replace(sizes([Rows(buffer, 100, 64.0, 64.0, 2000, 4)], devices=4), replicas=2)
+    exact, apart = (sketch(dataclasses.replace(groups, groups_agree=agree), DENSE) for agree in (True, False))
+    for graph in (exact, apart):
+        reduced = [w for n in graph.nodes for w in n.works if w.kernel == "all_reduce"]
+        assert [w.sizes["devices"] for w in reduced] == [8, 8]
+        assert {w.sizes["devices"] for n in graph.nodes for w in n.works if w.kernel == "all_to_all"} == {4}
+    assert moved(exact, "all_gather") == [2 * 4 * 100 * (4 + 16 * 4)] and not moved(apart, "all_gather")
+    added = [
+        [
+            w.sizes["rows"]
+            for n in graph.nodes
+            for w in n.works
+            if n.part == "sparse_update" and w.kernel == "scatter.sorted"
+        ]
+        for graph in (exact, apart)
+    ]
+    assert added == [[800, 800], [400, 400]]  # values and slots, of the rows of both groups or of one
+    one_each = dataclasses.replace(groups, devices=1, replicas=8, rows=())
+    assert [w.sizes["devices"] for n in sketch(one_each, DENSE).nodes for w in n.works if w.kernel == "all_reduce"] == [
+        8,
+        8,
+    ]
+
+
+def test_in_float64_dense_gradients_are_twice_as_many_bytes():
+    wide = dataclasses.replace(DENSE, dtype="f64")
+    double = dataclasses.replace(sizes(), item_bytes=8)
+    dense = sum(8 * (k * n + n) for k, n in DENSE.layers)
+    assert moved(sketch(double, wide), "all_reduce") == [8, dense]
 
 
 def test_buckets_are_sent_while_the_backward_pass_goes_on():

@@ -8,6 +8,7 @@ import pytest
 from support.commands import assert_refused, inside
 from support.machines import MACHINE
 
+from recjax.bench import in_training
 from recjax.errors import ConfigError
 from recjax.planning.machine_file import write
 from recjax.studies.finished import RECORDS, Finished
@@ -263,6 +264,44 @@ def test_programs_are_compared_by_turns_each_once(tmp_path, faked, monkeypatch):
     assert len(of_changes) == compared - 1 >= 3 and [*refused] == ["config 0 on 2, buckets of 1 MiB"]
 
 
+def test_passes_at_other_speeds_are_no_noise(tmp_path):
+    """Plans of 10 and 11 ms, each to the bit in four rounds of a pass; the second pass took 1.3 times as long."""
+    plans = [cases.Case("plan", f"few on 2: {name}", "", next(cases.workloads(2))[1]) for name in ("auto", "rows")]
+    kept = Finished(tmp_path, {"seed": 0})
+    for plan, ms in zip(plans, (10.0, 11.0), strict=True):
+        foreseen = {"case": plan.name, "pass": -1, "step_ms": ms, "sketch_ms": ms, "program": plan.name}
+        kept.get(f"{plan.name}, -1", lambda foreseen=foreseen: foreseen)
+    for number, slower in enumerate((1.0, 1.3)):
+        one = {"cpu_ms": 1.0, "others": 0.0, "round_slower": 1.0}  # as each pass by itself has it
+        rounds = {plan.name: [one | {"step_ms": ms * slower}] * 4 for plan, ms in zip(plans, (10.0, 11.0), strict=True)}
+        kept.get(
+            f"few on 2 by turns, {number}", lambda number=number, rounds=rounds: {"pass": number, "by_turns": rounds}
+        )
+    known, _ = study.measured_cases(kept, plans)
+    (row,) = rankings(known)
+    assert row["noise"] == pytest.approx(1) and row["apart"] == 1 and row["tau"] == 1
+    assert known[1].measured() / known[0].measured() == pytest.approx(1.1)
+
+
+def test_when_the_references_are_gone_no_case_is_to_blame(tmp_path, faked, monkeypatch):
+    """The campaign ends with the reason, and goes on at the same case."""
+    all_cases = cases.cases({1: 2}, 0, 0, 0, 0, (), "", 0)
+    whole, left = measure.measured, iter([True, False])
+
+    def ends(*how):
+        if next(left, True):
+            return whole(*how)
+        raise in_training.ReferencesEnded("the process has ended")
+
+    monkeypatch.setattr(measure, "measured", ends)
+    how = (all_cases, MACHINE, 2, 0.1, 0, lambda text: None, None)
+    with pytest.raises(in_training.ReferencesEnded):
+        study.run(Finished(tmp_path, {"seed": 0}), *how)
+    kept = Finished(tmp_path, {"seed": 0})
+    assert "config 0 on 1, 0" in kept.results and "config 1 on 1, 0" not in kept.results
+    assert study.run(kept, *how) and not study.measured_cases(kept, all_cases)[1]
+
+
 @pytest.mark.full
 def test_the_command_reports_draws_and_says_what_was_measured_under_load(tmp_path, faked, monkeypatch):
     monkeypatch.setattr(study, "SMALL", TINY)
@@ -291,7 +330,8 @@ def test_the_command_reports_draws_and_says_what_was_measured_under_load(tmp_pat
     assert result["report"]["rows"] and (out / "foresight.html").is_file() and (out / "foresight.md").is_file()
     again = len(faked)
     assert inside(*how, "--json").status == 0 and len(faked) == again  # all was done before
-    assert_refused(inside(*how, "--seed", "1"), 2, "other settings")
+    assert_refused(inside(*how, "--seed", "1"), 2, "other settings (seed)")
+    assert_refused(inside(*how, "--full"), 2, "other settings (full)")  # whose parts are of other lengths
 
 
 @pytest.mark.full

@@ -22,7 +22,7 @@ from recjax.parallel.mesh import MeshConfig
 
 _MOST_FLOP = 4e10  # of a step's products: under a second on two cores
 _MOST_BYTES = 2**28  # of a step's rows
-# Changes whose effect a prediction should get right in sign: overrides, and whether times are those of a sample.
+# Changes whose effect a prediction should get right in sign: their overrides.
 CHANGES: dict[str, tuple[str, ...]] = {
     "twice the batch": ("train.batch_size={twice}",),
     "half the columns": ("{half_dim}",),

@@ -21,7 +21,7 @@ from recjax.config.run import RunConfig
 from recjax.planning.costs import Costs
 from recjax.planning.machine import Machine, Quantity
 from recjax.planning.planner import Planner, exact_sizes
-from recjax.planning.predict import DEVICES, Prediction, predict
+from recjax.planning.predict import Prediction, predict
 from recjax.planning.reach import outside
 from recjax.planning.schedule import node_cost
 from recjax.train.planned import question
@@ -39,7 +39,8 @@ def foreseen(config: RunConfig, machine: Machine) -> dict[str, Any]:
     Returns:
       "step_ms" in full; "cpu_ms" of all threads and devices, where they share cores; "kernels_ms", kernels and
       collectives one after the other and nothing else (of devices that share cores: of all of these, over the cores);
-      "no_overhead_ms", in full but for the overheads of starting kernels and loops; "sketch_ms", from sizes alone, as
+      "no_overhead_ms", in full but for all overheads, those of starting kernels and loops and those of
+      trainings; "sketch_ms", from sizes alone, as
       the planner sees it; "outside", classes far outside of what was measured, see `recjax.planning.reach`; "program",
       the same for equal programs of a device on equal input.
     """
@@ -53,7 +54,6 @@ def foreseen(config: RunConfig, machine: Machine) -> dict[str, Any]:
         "kernels_ms": _kernels_us(full, bare) / 1e3,
         "no_overhead_ms": without.step_us / 1e3,
         "sketch_ms": _sketched(trainer, machine) / 1e3,
-        "devices_ms": full.bounds[DEVICES] / 1e3,
         "outside": [dataclasses.asdict(one) for one in outside(full.graph, machine)],
         "program": hashlib.sha256(repr((full.graph, full.host)).encode()).hexdigest()[:16],
     }
@@ -121,6 +121,18 @@ def by_turns(configs: Sequence[RunConfig], rounds: int, seconds: float) -> list[
             training.begin()
             of.append(_figures([_turn(training, seconds)]))
             training.release()
+    return with_speeds(times)
+
+
+def with_speeds(times: Sequence[Sequence[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """Adds to each round by turns how fast the machine was in it.
+
+    Args:
+      times: for each of the cases that are compared what each round measured, the same rounds of all.
+
+    Returns:
+      the same with "round_slower", see `by_turns`.
+    """
     logs_CxR = np.log([[one["step_ms"] for one in of] for of in times])
     speeds_R = np.exp(np.mean(logs_CxR - np.median(logs_CxR, axis=1, keepdims=True), axis=0))
     return [[one | {"round_slower": float(speed)} for one, speed in zip(of, speeds_R, strict=True)] for of in times]
@@ -159,7 +171,6 @@ def _figures(turns: Sequence[_Turn]) -> dict[str, Any]:
     known = [turn.others for turn in turns if turn.others is not None]
     return {
         "step_ms": (middle if math.isclose(middle, mean, rel_tol=0.5) else mean) * 1e3,
-        "mean_ms": mean * 1e3,
         "cpu_ms": sum(turn.cpu for turn in turns) / count * 1e3,
         "steps": count,
         "others": statistics.mean(known) if known else None,

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from recjax.bench.in_training import References
+from recjax.bench.in_training import References, ReferencesEnded
 from recjax.bench.machine_load import Others
 from recjax.errors import RecjaxError, TrainingError
 from recjax.parallel.mesh import MeshConfig, make_mesh
@@ -100,7 +100,7 @@ def study(
     on_cpu = jax.config.values["jax_platforms"] in (None, "", "cpu")
     mesh = make_mesh(MeshConfig(most if on_cpu else 0, "cpu" if on_cpu else "auto"))  # the largest first: see there
     device = mesh.devices.flat[0]
-    kept = Finished(out, {"seed": seed, "machine": machine})
+    kept = Finished(out, {"seed": seed, "machine": machine, "full": not size.quick})
     others = Others([])
     known = _machine(out, machine, size.quick, tell)
     all_cases = [
@@ -240,12 +240,18 @@ def _programs(kept: Finished, cases: Sequence[Case]) -> list[Case]:
 
 
 def _figures(case: Case, machine: Machine, turn: int, seconds: float, references: References | None) -> dict[str, Any]:
-    """Result of a prediction or a pass, or why it was refused."""
+    """Result of a prediction or a pass, or why it was refused.
+
+    Raises:
+      ReferencesEnded: no reason of this case's; the campaign goes on from here when it is started again.
+    """
     head = {"case": case.name, "pass": turn}
     try:
         if turn < 0:
             return head | measure.foreseen(case.config, machine)
         return head | measure.measured(case.config, seconds, references)
+    except ReferencesEnded:
+        raise
     except RecjaxError as error:
         return head | {"refused": str(error)}
 
@@ -267,21 +273,27 @@ def _compared(cases: Sequence[Case], turn: int, seconds: float) -> dict[str, Any
 def measured_cases(kept: Finished, cases: Sequence[Case]) -> tuple[list[Found], dict[str, str]]:
     """The cases that were predicted and measured at least once, and why others were refused.
 
-    A plan with the program of another one has no pass of its own.
+    A plan with the program of another one has no pass of its own. Rounds by turns of several passes have speeds of all
+    of them, see `measure.with_speeds`.
     """
     predicted: dict[str, dict[str, Any]] = {}
     passes: dict[str, list[dict[str, Any]]] = {}
     refused: dict[str, str] = {}
     alone = {case.name for case in cases if case.kind == "config"}
-    for record in kept.results.values():
-        for name, rounds in record.get("by_turns", {}).items():
-            passes.setdefault(name, []).extend(rounds)
-        if "refused" in record:
+    by_turns: dict[str, list[dict[str, Any]]] = {}  # comparison -> each pass over it
+    for part, record in kept.results.items():
+        if "by_turns" in record:
+            by_turns.setdefault(part.rpartition(", ")[0], []).append(record["by_turns"])
+        elif "refused" in record:
             refused[record["case"]] = record["refused"]
         elif record["pass"] < 0:
             predicted[record["case"]] = record
         elif record.get("case") in alone:
             passes.setdefault(record["case"], []).append(record)
+    for of_passes in by_turns.values():
+        names = [name for name in of_passes[0] if all(name in of_pass for of_pass in of_passes)]
+        rounds = measure.with_speeds([[one for of_pass in of_passes for one in of_pass[name]] for name in names])
+        passes |= dict(zip(names, rounds, strict=True))
     for own in comparisons(cases).values():
         known = {predicted[case.name].get("program") for case in own if case.name in {*passes} & {*predicted}}
         for case in own:
