@@ -48,7 +48,7 @@ def trusting(to: argparse.ArgumentParser) -> None:
     to.add_argument(
         "--trust-code",
         action="store_true",
-        help="if the file of a model of your own is gone or has changed, run the copy in DIR; only if you trust "
+        help="run the copy of your own model's code in DIR if its file is gone or has changed; only if you trust "
         "whoever made DIR",
     )
 
@@ -70,15 +70,15 @@ def caches(to: argparse.ArgumentParser) -> None:
         type=float,
         default=64,
         metavar="MIB",
-        help="of memory for the rows of each table that stays on disk (default: 64)",
+        help="MiB of memory for the rows of each table on disk (default: 64)",
     )
     to.add_argument(
         "--pooled-mib",
         type=float,
         default=0,
         metavar="MIB",
-        help="of memory for the pooled bags of each such table, which then are neither read nor summed again; scores "
-        "change by rounding (default: 0, none)",
+        help="MiB of memory for the pooled bags of each table on disk, which then are neither read nor summed again; "
+        "scores change by rounding (default: 0, none)",
     )
 
 

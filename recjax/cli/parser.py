@@ -43,7 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--out",
         type=expanded,
-        help="run folder (default: a folder in runs/ named after the config and the code of a model of your own)",
+        help="run folder (default: a folder in runs/ named after the config and the code of your own model)",
     )
     train.set_defaults(tunables=True, together=True, saves=True)  # several processes may run it together
 
@@ -66,29 +66,42 @@ def make_parser() -> argparse.ArgumentParser:
         "--split",
         action="append",
         choices=("train", "validation", "test"),
-        help="may be given several times (default: test)",
+        help="split to evaluate; may be given several times (default: test)",
     )
     common.checkpoint(evaluate)
     evaluate.add_argument(
         "--input",
         type=expanded,
         metavar="FILE",
-        help="rows with labels, of a table of one's own, in place of the test split",
+        help="file of rows with labels, of a table of one's own, to evaluate in place of the test split",
     )
     evaluate.add_argument(
         "--by",
         action="append",
         default=[],
         metavar="FEATURE",
-        help="also the measures of each value of a feature; may be given several times",
+        help="also print the measures of each value of this feature; may be given several times",
     )
-    detail("--top", "values of --by that stand alone, the most frequent ones (default: 20)", type=int, metavar="K")
-    detail("--group", "also the AUC within each value of a feature, such as the user (gAUC)", metavar="FEATURE")
-    detail("--calibration-bins", "points of the calibration curve (default: 20)", type=int, metavar="N")
-    detail("--calibration-by", "bins of equal weight (default) or of equal width", choices=("quantile", "width"))
+    detail(
+        "--top",
+        "number of most frequent values of a feature of --by that are measured one by one; the others share a "
+        "slice (default: 20)",
+        type=int,
+        metavar="K",
+    )
+    detail(
+        "--group", "also compute the AUC within each value of this feature, such as the user (gAUC)", metavar="FEATURE"
+    )
+    detail("--calibration-bins", "number of points of the calibration curve (default: 20)", type=int, metavar="N")
+    detail(
+        "--calibration-by",
+        "kind of calibration bins: of equal weight (quantile, the default) or of equal width",
+        choices=("quantile", "width"),
+    )
     detail(
         "--exact-rows",
-        "samples up to which the AUC is exact; with more it comes from a histogram, with bounds (default: 10,000,000)",
+        "largest number of samples for which the AUC is exact; with more it comes from a histogram, with bounds "
+        "(default: 10,000,000)",
         type=int,
         metavar="N",
     )
@@ -103,7 +116,7 @@ def make_parser() -> argparse.ArgumentParser:
         names,
         "bench",
         verbs.bench,
-        "measure the training step and its parts, or against another library",
+        "measure the training step and its parts, alone or against another library",
         "bench bench_kaggle16 --against torchrec",
     )
     bench.add_argument("preset", help=f"{common.PRESET}; with --serve an export or a run folder")
@@ -112,36 +125,52 @@ def make_parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--against",
         choices=("torchrec", "torch"),
-        help="by turns the same model in PyTorch, with TorchRec's FBGEMM kernels or plain",
+        help="also measure, by turns, the same model in PyTorch: with TorchRec's FBGEMM kernels or plain",
     )
     bench.add_argument(
-        "--rounds", type=int, default=10, metavar="N", help="rounds, of which the median counts (default: 10)"
+        "--rounds", type=int, default=10, metavar="N", help="number of rounds, whose median counts (default: 10)"
     )
-    bench.add_argument("--steps", type=int, default=20, metavar="N", help="timed steps in a round (default: 20)")
-    bench.add_argument("--peer-python", metavar="PATH", help="Python that has the peer (default: this one)")
-    bench.add_argument("--profile", type=expanded, metavar="DIR", help="also keep the profiler's traces there")
+    bench.add_argument(
+        "--steps", type=int, default=20, metavar="N", help="number of timed steps in a round (default: 20)"
+    )
+    bench.add_argument(
+        "--peer-python", metavar="PATH", help="Python interpreter that has the library of --against (default: this one)"
+    )
+    bench.add_argument("--profile", type=expanded, metavar="DIR", help="also keep the profiler's traces in this folder")
 
     bench.add_argument(
         "--products",
         type=expanded,
         metavar="FILE",
-        help="measure instead who is fastest at each dense layer, the kernels, XLA or oneDNN, into a table for "
-        "train.products (CPU)",
+        help="measure instead which of the kernels, XLA and oneDNN is fastest at each dense layer, and write the "
+        "table for train.products to FILE (CPU)",
     )
     bench.add_argument(
         "--serve",
         action="store_true",
-        help="measure the answers of a service instead, under load that comes at random times: --qps, --candidates, "
-        "--seconds, --http",
+        help="measure instead the answers of a service, under load that comes at random times: see --qps, "
+        "--candidates, --seconds, --http",
     )
     bench.add_argument(
-        "--qps", type=common.numbers(float), default=[20, 50, 100], metavar="A,B", help="requests a second"
+        "--qps",
+        type=common.numbers(float),
+        default=[20, 50, 100],
+        metavar="A,B",
+        help="requests a second (default: 20,50,100)",
     )
     bench.add_argument(
-        "--candidates", type=common.numbers(int), default=[1, 64, 512], metavar="A,B", help="of a request"
+        "--candidates",
+        type=common.numbers(int),
+        default=[1, 64, 512],
+        metavar="A,B",
+        help="candidates in each request (default: 1,64,512)",
     )
-    bench.add_argument("--seconds", type=float, default=10, metavar="S", help="of each measurement (default: 10)")
-    bench.add_argument("--http", action="store_true", help="also over HTTP, to a server in a process of its own")
+    bench.add_argument(
+        "--seconds", type=float, default=10, metavar="S", help="length of each measurement in seconds (default: 10)"
+    )
+    bench.add_argument(
+        "--http", action="store_true", help="also measure over HTTP, to a server in a process of its own"
+    )
     common.caches(bench)
 
     check = common.verb(
@@ -153,7 +182,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     check.add_argument("preset", help=common.PRESET)
     common.overrides(check)
-    check.add_argument("--out", type=expanded, help="run folder to be; all processes must see it")
+    check.add_argument("--out", type=expanded, help="run folder that training will write; all processes must see it")
     check.set_defaults(together=True, tunables=True)
 
     sweep = common.verb(
@@ -171,15 +200,17 @@ def make_parser() -> argparse.ArgumentParser:
         interrupted="stopped by Ctrl-C. Give the same command to go on: it skips the runs that are done."
     )
     which = sweep.add_mutually_exclusive_group()
-    which.add_argument("--dry-run", action="store_true", help="print the line of every run, and do none")
-    which.add_argument("--index", type=int, metavar="K", help="do run K alone, from 0 (in a job array, say)")
-    which.add_argument("--results", action="store_true", help="only gather what is done: table, results.jsonl, picture")
+    which.add_argument("--dry-run", action="store_true", help="print the command line of every run, and start none")
+    which.add_argument("--index", type=int, metavar="K", help="do only run K, counted from 0 (in a job array, say)")
+    which.add_argument(
+        "--results", action="store_true", help="only gather the results of finished runs: table, results.jsonl, picture"
+    )
 
     tune = common.verb(
         names,
         "tune",
         verbs.tune,
-        "search for good settings, with Optuna; repeat to go on, also elsewhere",
+        "search for good settings with Optuna; the same command goes on with a search, also elsewhere",
         "tune search --trials 30",
     )
     tune.add_argument(
@@ -190,11 +221,13 @@ def make_parser() -> argparse.ArgumentParser:
         type=out_folder,
         help="folder of the study (default: runs/tune-NAME, after the file); several processes may share it",
     )
-    tune.add_argument("--trials", type=int, metavar="N", help="in all, instead of what the file says")
-    tune.add_argument("--results", action="store_true", help="only gather what is done: table, results.jsonl")
+    tune.add_argument("--trials", type=int, metavar="N", help="number of trials in all, in place of what the file says")
+    tune.add_argument(
+        "--results", action="store_true", help="only gather the results of finished trials: table, results.jsonl"
+    )
     tune.set_defaults(interrupted="stopped by Ctrl-C. Give the same command to go on.")
 
-    studies.add(names, common.verb, common.overrides, verbs.write_result)
+    studies.add(names, common.verb, common.overrides, common.PRESET, verbs.write_result)
     data = names.add_parser(
         "data", help="prepare raw files, or describe data", epilog="example: recjax data info movietweetings"
     )
@@ -210,10 +243,10 @@ def make_parser() -> argparse.ArgumentParser:
     prepare.add_argument(
         "--from",
         dest="source",
-        help="folder of the raw files (default: shipped ones); of "
-        "`table` a Parquet, ORC, CSV or Arrow file, a folder of them or a pattern",
+        help="folder of the raw files (default: shipped ones); for `table` a Parquet, ORC, CSV or Arrow file, a "
+        "folder of them or a pattern",
     )
-    prepare.add_argument("--out", required=True, help="folder to write; becomes data.path")
+    prepare.add_argument("--out", required=True, help="folder to write, for data.path")
     prepare.add_argument("--overwrite", action="store_true", help="replace other prepared data in --out")
     prepare.add_argument(
         "--beam",
@@ -234,13 +267,17 @@ def make_parser() -> argparse.ArgumentParser:
     info.add_argument(
         "--presence",
         action="store_true",
-        help="in how many of a run's first batches each id is, and what share of the look-ups the most present ones "
-        "take",
+        help="count in how many of a run's first batches each id is, and what share of the look-ups the most present "
+        "ids take",
     )
-    info.add_argument("--batches", type=int, default=100, metavar="N", help="that --presence counts (default: 100)")
-    info.add_argument("--batch-size", type=int, default=4096, metavar="B", help="of each (default: 4096)")
-    info.add_argument("--seed", type=int, default=0, help="of the order of the samples (default: 0)")
-    info.add_argument("--in-order", action="store_true", help="take the samples in the order of the data instead")
+    info.add_argument(
+        "--batches", type=int, default=100, metavar="N", help="number of batches that --presence counts (default: 100)"
+    )
+    info.add_argument(
+        "--batch-size", type=int, default=4096, metavar="B", help="samples in each of these batches (default: 4096)"
+    )
+    info.add_argument("--seed", type=int, default=0, help="seed of the order of the samples (default: 0)")
+    info.add_argument("--in-order", action="store_true", help="take the samples in the order of the data, not shuffled")
     common.overrides(info)
 
     weights = names.add_parser(
@@ -253,13 +290,13 @@ def make_parser() -> argparse.ArgumentParser:
         ways,
         "import",
         verbs.import_weights,
-        "make a run of weights of facebookresearch/dlrm or TorchRec",
+        "make a run from the weights of facebookresearch/dlrm or TorchRec",
         "weights import dlrm.npz synthetic model.bottom=64-16 --out runs/imported",
     )
-    take.add_argument("file", type=expanded, metavar="FILE", help="its state dict as an .npz file")
+    take.add_argument("file", type=expanded, metavar="FILE", help="state dict of the other library, as an .npz file")
     take.add_argument("preset", help=common.PRESET)
     common.overrides(take)
-    take.add_argument("--out", type=expanded, required=True, help="run folder to make; eval and train go on from there")
+    take.add_argument("--out", type=expanded, required=True, help="run folder to make, from which eval and train go on")
     give = common.verb(
         ways,
         "export",
@@ -270,7 +307,9 @@ def make_parser() -> argparse.ArgumentParser:
     give.add_argument("run_folder", type=expanded, metavar="DIR", help="run folder")
     common.overrides(give)
     common.trusting(give)
-    give.add_argument("--format", required=True, choices=("facebook", "torchrec"), help="whose state dict")
+    give.add_argument(
+        "--format", required=True, choices=("facebook", "torchrec"), help="library whose state dict is written"
+    )
     give.add_argument("--out", type=expanded, required=True, metavar="FILE", help=".npz file to write")
     common.checkpoint(give)
 

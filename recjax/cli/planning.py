@@ -29,61 +29,71 @@ def add(names: Any) -> None:
     )
     plans.add_argument("preset", help=common.PRESET)
     common.overrides(plans)
-    plans.add_argument("--save", metavar="FILE", help="also write the plan as a file for plan=FILE")
+    plans.add_argument("--save", metavar="FILE", help="also write the plan to this file, for plan=FILE")
     plans.add_argument(
         "--compile",
         action="store_true",
         help="also compile the step for mesh.devices, owned or not, and print the memory of a device and the bytes of "
         "every collective",
     )
-    plans.add_argument("--memory-gib", type=float, metavar="GIB", help="with --compile: what a device has")
+    plans.add_argument(
+        "--memory-gib",
+        type=float,
+        metavar="GIB",
+        help="with --compile: GiB of memory of a device, to compare with what the step needs",
+    )
     plans.add_argument("--predict", action="store_true", help="also compile the step and predict how long it takes")
     plans.add_argument(
         "--devices",
         metavar="N,...",
-        help="instead: samples/s, memory, exposed communication and cost on each of these numbers of devices of "
-        "--machine, with its best plan",
+        help="compare these numbers of devices of --machine, each with its best plan: samples/s, memory, exposed "
+        "communication, cost",
     )
     plans.add_argument(
         "--tiers",
         action="store_true",
-        help="also, with tier.device_bytes: rows on devices, in memory and on disk, hits, bytes a step, what is "
-        "hidden, nodes",
+        help="predict how tiers behave under tier.device_bytes: rows on devices, in memory and on disk, hits, bytes a "
+        "step, what is hidden, nodes",
     )
     plans.add_argument(
         "--step-ms",
         type=float,
         metavar="MS",
-        help="with --tiers: of a step with all rows on the devices (default: predicted, with --machine)",
+        help="with --tiers: time of a step with all rows on the devices (default: predicted, with --machine)",
     )
-    plans.add_argument("--samples-per-s", type=float, metavar="R", help="with --tiers: rate that nodes have to reach")
+    plans.add_argument(
+        "--samples-per-s", type=float, metavar="R", help="with --tiers: samples a second that nodes have to reach"
+    )
     plans.add_argument(
         "--processes",
         type=int,
         default=1,
         metavar="N",
-        help="with --tiers: that train it, each with tier.dram_bytes of its own (default: 1)",
+        help="with --tiers: number of training processes, each with its own tier.dram_bytes (default: 1)",
     )
-    plans.add_argument("--price", type=float, metavar="P", help="with --devices: what a device costs in an hour")
+    plans.add_argument("--price", type=float, metavar="P", help="with --devices: cost of a device per hour")
     plans.add_argument(
         "--machine",
         metavar="FILE",
-        help="with --predict, --devices or --tiers: what `recjax calibrate` wrote, or a machine that is shipped, such "
-        "as h100 (default: planner.machine, or, but for --tiers, machine.json)",
+        help="with --predict, --devices or --tiers: file that `recjax calibrate` wrote, or a shipped machine such as "
+        "h100 (default: planner.machine; if that is empty machine.json, but none for --tiers)",
     )
     plans.add_argument(
         "--target",
         choices=("", "h200", "v5e", "v6e"),
         default="",
-        help="with --predict: compile for this, which need not be here (extra aot), instead of the device that is",
+        help="with --predict: compile for this device, which need not be present (extra aot), instead of the one that "
+        "is",
     )
-    plans.add_argument("--measure", action="store_true", help="with --predict: also measure it here, as bench does")
+    plans.add_argument(
+        "--measure", action="store_true", help="with --predict: also measure the step here, as bench does"
+    )
     plans.add_argument(
         "--out",
         type=expanded,
         metavar="DIR",
-        help="with --predict: also write prediction.json, prediction.png and trace.json (for ui.perfetto.dev) there; "
-        "with --devices offers.json and offers.png; with planner.machine=FILE choice.json and choice.png",
+        help="with --predict: also write prediction.json, prediction.png and trace.json (for ui.perfetto.dev) to this "
+        "folder; with --devices offers.json and offers.png; with planner.machine=FILE choice.json and choice.png",
     )
     plans.set_defaults(tunables=True)
 
@@ -95,21 +105,24 @@ def add(names: Any) -> None:
         "calibrate --out machine.json",
     )
     calibrates.add_argument("--out", type=expanded, required=True, metavar="FILE", help="machine file to write")
-    calibrates.add_argument("--quick", action="store_true", help="few and small sizes, in a minute: to try it")
+    calibrates.add_argument("--quick", action="store_true", help="measure few and small sizes, in a minute, to try it")
     calibrates.add_argument(
         "--devices",
         type=int,
         metavar="N",
-        help="the most that collectives are measured over, beside 2 (default: all accelerators, or 8 host devices, 2 "
-        "with --quick)",
+        help="largest number of devices that collectives are measured over; 2 is measured, too (default: all "
+        "accelerators, or 8 host devices, 2 with --quick)",
     )
     calibrates.add_argument(
-        "--platform", choices=("auto", "cpu", "gpu", "tpu"), default="auto", help="of the devices (default: auto)"
+        "--platform",
+        choices=("auto", "cpu", "gpu", "tpu"),
+        default="auto",
+        help="platform of the devices (default: auto)",
     )
     calibrates.add_argument(
         "--disk", default="", metavar="DIR", help="also measure the disk of this folder, for tier.disk"
     )
-    calibrates.add_argument("--name", default="", metavar="NAME", help="of the machine (default: its processor's)")
+    calibrates.add_argument("--name", default="", metavar="NAME", help="name of the machine (default: its processor's)")
     calibrates.set_defaults(tunables=True)
 
 

@@ -17,7 +17,9 @@ def add(names: Any) -> None:
         "write the scores of a file of rows",
         "predict runs/first --input rows.jsonl --out scores.csv --columns user,movie",
     )
-    predict.add_argument("run_folder", type=expanded, metavar="DIR", help="run folder; needs nothing else")
+    predict.add_argument(
+        "run_folder", type=expanded, metavar="DIR", help="run folder; the training data are not needed"
+    )
     predict.set_defaults(tunables=True)
     predict.add_argument(
         "overrides",
@@ -34,24 +36,28 @@ def add(names: Any) -> None:
         required=True,
         metavar="FILE",
         help="raw rows: .jsonl (each raw column by name), the text of Criteo or Avazu, with or without labels, also "
-        ".gz; of a table of one's own also Parquet, ORC, CSV or Arrow; or a folder of prepared data",
+        ".gz; for a table of one's own also Parquet, ORC, CSV or Arrow; or a folder of prepared data",
     )
     predict.add_argument(
         "--out",
         type=expanded,
         required=True,
         metavar="FILE",
-        help=".csv or .jsonl: row (from 1), logit, probability, in the input's order; replaces a file of scores",
+        help="file of scores to write, .csv or .jsonl: row (from 1), logit, probability, in the input's order; "
+        "replaces an older file of scores",
     )
     predict.add_argument(
         "--columns",
         default="",
         metavar="A,B",
-        help="columns of the input that the scores carry, as they are there, or `all`",
+        help="columns of the input to copy to the scores unchanged, or `all`",
     )
-    predict.add_argument("--overwrite", action="store_true", help="replace --out also if it is no file of scores")
+    predict.add_argument("--overwrite", action="store_true", help="replace --out even if it is no file of scores")
     predict.add_argument(
-        "--split", default="test", choices=("train", "validation", "test"), help="of a folder (default: test)"
+        "--split",
+        default="test",
+        choices=("train", "validation", "test"),
+        help="split of a folder of prepared data (default: test)",
     )
     common.checkpoint(predict)
 
@@ -62,7 +68,7 @@ def add(names: Any) -> None:
         "write a trained model as a folder that runs without recjax",
         "export runs/first --out exported --quantize int8",
     )
-    export.add_argument("run_folder", type=expanded, metavar="DIR", help="run folder; needs nothing else")
+    export.add_argument("run_folder", type=expanded, metavar="DIR", help="run folder; the training data are not needed")
     common.overrides(export)
     common.trusting(export)
     export.add_argument(
@@ -72,28 +78,31 @@ def add(names: Any) -> None:
         "--format",
         choices=("stablehlo", "onnx"),
         default="stablehlo",
-        help="stablehlo is run by JAX (the default), onnx by onnxruntime",
+        help="format of the model: stablehlo for JAX (the default), onnx for onnxruntime",
     )
     export.add_argument(
         "--quantize",
         choices=("none", "bfloat16", "int8", "int4"),
         default="none",
-        help="how rows of tables are written (default: none, as they are)",
+        help="format of the tables' rows (default: none, unchanged)",
     )
     export.add_argument(
         "--user",
         default="",
         metavar="A,B",
-        help="features that all candidates of a request have in common: they are looked up once for all of them",
+        help="features that all candidates of a request have in common, and that are looked up once for all of them",
     )
     export.add_argument(
         "--disk",
         default="",
         metavar="A,B",
-        help="tables that stay on disk (or `all`): a few rows of them are kept in memory, and each has a checksum",
+        help="tables that stay on disk (or `all`), of which a few rows are kept in memory; each row has a checksum",
     )
     export.add_argument(
-        "--platforms", default="cpu,cuda,tpu", metavar="A,B", help="where StableHLO is to run (default: cpu,cuda,tpu)"
+        "--platforms",
+        default="cpu,cuda,tpu",
+        metavar="A,B",
+        help="platforms on which StableHLO is to run (default: cpu,cuda,tpu)",
     )
     common.checkpoint(export)
 
@@ -104,27 +113,31 @@ def add(names: Any) -> None:
         "answer requests for scores over HTTP, by an export or a run",
         "serve exported --port 8000",
     )
-    serve.add_argument("folder", type=expanded, metavar="DIR", help="what `recjax export` wrote, or a run folder")
+    serve.add_argument(
+        "folder", type=expanded, metavar="DIR", help="folder that `recjax export` wrote, or a run folder"
+    )
     serve.add_argument(
         "--host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="to listen on; 0.0.0.0 lets other machines in, and nothing asks who they are (default: 127.0.0.1)",
+        help="address to listen on (default: 127.0.0.1); 0.0.0.0 accepts other machines. There is no authentication",
     )
-    serve.add_argument("--port", type=int, default=8000, metavar="N", help="0: any that is free (default: 8000)")
+    serve.add_argument(
+        "--port", type=int, default=8000, metavar="N", help="port to listen on; 0: any that is free (default: 8000)"
+    )
     serve.add_argument(
         "--most-candidates",
         type=int,
         default=512,
         metavar="N",
-        help="of a request, and that are scored at once (default: 512)",
+        help="largest number of candidates in a request and in a scored batch (default: 512)",
     )
     serve.add_argument(
         "--queue",
         type=int,
         default=128,
         metavar="N",
-        help="requests that may be under way; further ones are refused with status 503 (default: 128)",
+        help="largest number of requests under way; further ones are refused with status 503 (default: 128)",
     )
     serve.add_argument(
         "--window-ms",
@@ -135,8 +148,12 @@ def add(names: Any) -> None:
     )
     common.caches(serve)
     serve.add_argument(
-        "--quantize", choices=("none", "bfloat16", "int8", "int4"), help="of a run folder: as for export"
+        "--quantize",
+        choices=("none", "bfloat16", "int8", "int4"),
+        help="for a run folder: as --quantize of `recjax export`",
     )
-    serve.add_argument("--user", default="", metavar="A,B", help="of a run folder: as for export")
-    serve.add_argument("--step", type=common.step, metavar="STEP", help="of a run folder: as for export")
+    serve.add_argument("--user", default="", metavar="A,B", help="for a run folder: as --user of `recjax export`")
+    serve.add_argument(
+        "--step", type=common.step, metavar="STEP", help="for a run folder: as --step of `recjax export`"
+    )
     serve.set_defaults(tunables=True)

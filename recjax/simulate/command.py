@@ -59,21 +59,27 @@ def add(
         "simulate collective --collective all_reduce --algorithm ring --topology switch:8 --bytes 1MiB --bandwidth "
         "50GiB/s --latency 500ns --endpoint-delay 10ns",
     )
-    one.add_argument("--collective", required=True, type=lambda text: text.replace("-", "_"), choices=_COLLECTIVES)
+    one.add_argument(
+        "--collective",
+        required=True,
+        type=lambda text: text.replace("-", "_"),
+        choices=_COLLECTIVES,
+        help="collective to simulate",
+    )
     one.add_argument(
         "--algorithm",
         metavar="NAME",
-        help="ring, direct, double_binary_tree, halving_doubling over all ranks (of broadcast and reduce: tree, ring, "
-        "direct; of send_recv: direct, from the first rank to the last, or ring, from every rank to the next); or one "
-        "for each dimension, as in ring,direct or hierarchical (default: ring; direct for all_to_all and send_recv, "
-        "tree for broadcast and reduce)",
+        help="algorithm: ring, direct, double_binary_tree, halving_doubling over all ranks (for broadcast and reduce: "
+        "tree, ring, direct; for send_recv: direct, from the first rank to the last, or ring, from every rank to the "
+        "next); or one for each dimension, as in ring,direct or hierarchical (default: ring; direct for all_to_all "
+        "and send_recv, tree for broadcast and reduce)",
     )
     one.add_argument(
         "--bytes",
         required=True,
         metavar="M",
-        help="of the collective, as nccl-tests count: all-reduce, broadcast, reduce: the tensor; send_recv: the "
-        "message; all-to-all: what a rank sends; reduce-scatter: its input; all-gather: its output",
+        help="size of the collective, as nccl-tests count it: all-reduce, broadcast, reduce: the tensor; send_recv: "
+        "the message; all-to-all: what a rank sends; reduce-scatter: its input; all-gather: its output",
     )
     network.add(one, required=True, in_flight="chunks that a rank works on at a time (default: 64)")
     one.set_defaults(in_flight=64)
@@ -98,15 +104,15 @@ def add(
         nargs="*",
         default=[],
         metavar="name=value",
-        help="of a preset: shapes to change, such as parallelism=data tables=128 bottom=512-64",
+        help="shapes of a preset to change, such as parallelism=data tables=128 bottom=512-64",
     )
     whole.add_argument(
         "--calibration",
         type=expanded,
         action="append",
         metavar="FILE",
-        help="of a trace, in place of a network: what `recjax replay --sweep --out FILE` measured on as many devices; "
-        "once for each number of ranks that its collectives have",
+        help="for a trace, in place of a network: file that `recjax replay --sweep --out FILE` wrote for as many "
+        "devices; given once for each number of ranks that its collectives have",
     )
     network.add(
         whole,
@@ -116,25 +122,29 @@ def add(
     )
     for collective in _COLLECTIVES:
         whole.add_argument(
-            f"--{collective.replace('_', '-')}", metavar="NAME", help="algorithm, as in `recjax simulate collective`"
+            f"--{collective.replace('_', '-')}",
+            metavar="NAME",
+            help=f"algorithm of {collective}, as in `recjax simulate collective`",
         )
     whole.add_argument(
         "--scheduling",
         choices=("fifo", "lifo"),
         default="fifo",
-        help="whether the chunks of the collective issued first or last go first (default: fifo)",
+        help="order of chunks: those of the collective issued first (fifo) or last (lifo) go first (default: fifo)",
     )
     whole.add_argument(
         "--no-lateness",
         action="store_true",
-        help="of a trace with times: ranks begin as soon as they may (default: as late as they did)",
+        help="for a trace with times: ranks begin as soon as they may (default: as late as they did)",
     )
-    whole.add_argument("--iterations", type=int, default=1, metavar="N", help="of the training loop (default: 1)")
+    whole.add_argument(
+        "--iterations", type=int, default=1, metavar="N", help="number of iterations of the training loop (default: 1)"
+    )
     whole.add_argument(
         "--out",
         type=expanded,
         metavar="DIR",
-        help="also write simulation.png, simulation.json and trace.json (for ui.perfetto.dev) there",
+        help="also write simulation.png, simulation.json and trace.json (for ui.perfetto.dev) to this folder",
     )
 
     return actions

@@ -40,71 +40,83 @@ def add(to: argparse.ArgumentParser, required: bool, in_flight: str) -> None:
         "--topology",
         required=required,
         metavar="KIND:SIZE,...",
-        help="ring, fully_connected, switch, the innermost dimension first: switch:8, fully_connected:8,switch:4, "
-        "torus:4x4",
+        help="dimensions of the network, the innermost first, each ring, fully_connected, switch or torus: switch:8, "
+        "fully_connected:8,switch:4, torus:4x4",
     )
     to.add_argument(
         "--bandwidth",
         required=required,
         metavar="RATE,...",
-        help="of a link in one direction, one for all dimensions or one for each: 50GiB/s (2^30), 12.5GB/s (10^9), "
-        "100Gb/s (bits)",
+        help="bandwidth of a link in one direction, one for all dimensions or one for each: 50GiB/s (2^30), 12.5GB/s "
+        "(10^9), 100Gb/s (bits)",
     )
-    to.add_argument("--latency", default="0ns", metavar="TIME,...", help="of a link, likewise (default: 0ns)")
+    to.add_argument(
+        "--latency",
+        default="0ns",
+        metavar="TIME,...",
+        help="latency of a link, one for all dimensions or one for each (default: 0ns)",
+    )
     to.add_argument(
         "--endpoint-delay",
         default="0ns",
         metavar="TIME",
-        help="of a rank, for every message it receives (default: 0ns)",
+        help="delay of a rank for every message that it receives (default: 0ns)",
     )
     to.add_argument(
         "--copy-latency",
         default="0ns",
         metavar="TIME",
-        help="from device memory to the network, for the messages of a step (default: 0ns)",
+        help="delay of the copies between device and network memory, before the messages of a step leave (default: "
+        "0ns)",
     )
     to.add_argument(
         "--chunks",
         type=int,
         default=1,
         metavar="N",
-        help="to cut each collective into (default: 1). A chunk is stored whole at every hop before it goes on, so "
-        "through a switch one chunk reaches half the bandwidth, 8 nearly all",
+        help="number of chunks that each collective is cut into (default: 1). A chunk is stored whole at every hop "
+        "before it goes on, so through a switch one chunk reaches half the bandwidth, 8 nearly all",
     )
     to.add_argument("--in-flight", type=int, metavar="N", help=in_flight)
     to.add_argument(
         "--no-congestion",
         action="store_true",
-        help="messages do not wait for each other and count once, as in analytical models",
+        help="let messages pass without waiting for each other, each counted once, as in analytical models",
     )
     to.add_argument(
         "--tcp-window",
         metavar="SIZE",
-        help="simulate a transport like TCP: bytes that a pair of ranks has under way at most; with the options below",
+        help="simulate a transport like TCP, in which a pair of ranks has at most this many bytes under way; the next "
+        "five options are part of it",
     )
-    to.add_argument("--ack-delay", metavar="TIME", help="of a receiver (default: 0ns)")
-    to.add_argument("--switch-buffer", metavar="SIZE", help="of a switch; what does not fit is lost (default: no end)")
-    to.add_argument("--segment", metavar="SIZE", help="that is sent at once (default: 64KiB)")
-    to.add_argument("--tcp-timeout", metavar="TIME", help="until what was lost is sent again (default: 10ms)")
+    to.add_argument("--ack-delay", metavar="TIME", help="delay of a receiver's acknowledgement (default: 0ns)")
+    to.add_argument(
+        "--switch-buffer",
+        metavar="SIZE",
+        help="buffer of a switch; segments that do not fit are lost (default: no end)",
+    )
+    to.add_argument("--segment", metavar="SIZE", help="size of a segment (default: 64KiB)")
+    to.add_argument("--tcp-timeout", metavar="TIME", help="time until a lost segment is sent again (default: 10ms)")
     to.add_argument(
         "--tcp-start",
         metavar="N",
-        help="segments that a sender's own window begins with, which grows with acknowledgements and shrinks at a loss "
-        "(default: 0, it has none)",
+        help="number of segments that a sender's own window begins with; it grows with acknowledgements and shrinks "
+        "at a loss (default: 0, no such window)",
     )
     to.add_argument(
         "--vary",
         action="append",
         default=[],
         metavar="NAME=A,B,...",
-        help="simulate once with each of these values of an option, such as chunks=1,8 (or of a preset's shape); given "
-        "several times, every combination; values with commas stand with semicolons between",
+        help="simulate once with each of these values of an option, such as chunks=1,8 (or of a preset's shape); "
+        "given several times, every combination; values that have commas are separated by semicolons",
     )
     to.add_argument(
         "--shortcut",
         choices=("auto", "never", "always"),
         default="auto",
-        help="whether one rank may stand for all: where that is exact (default); always: an error where it is not",
+        help="use of one rank for all: auto, where that is exact (the default); never; always, with an error where it "
+        "is not exact",
     )
 
 

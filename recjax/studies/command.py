@@ -22,13 +22,20 @@ _PRESET = "movietweetings"
 _OUT = "folder of the report: the same command goes on with what is left of the study"
 
 
-def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., None], show: Print) -> None:
+def add(
+    verbs: Any,
+    verb: Callable[..., argparse.ArgumentParser],
+    overrides: Callable[..., None],
+    preset: str,
+    show: Print,
+) -> None:
     """Adds the verb.
 
     Args:
       verbs: the subparsers to add to.
       verb: makes a parser: (of, name, run, what it does, example).
       overrides: adds the settings of a config to a parser.
+      preset: the help of a preset's name.
       show: prints a result: (options, object for --json, text).
     """
     study = verbs.add_parser(
@@ -57,8 +64,8 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], overrides: Cal
         "preset",
         nargs="?",
         default="",
-        help=f"what to train on what (default: {_PRESET}, or yelp with --data); train.batch_size is that of two "
-        "groups, mesh.devices those of four",
+        help=f"{preset} (default: {_PRESET}, or yelp with --data); train.batch_size is that of two groups, "
+        "mesh.devices those of four",
     )
     overrides(one)
     one.add_argument(
@@ -73,21 +80,23 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], overrides: Cal
         type=expanded,
         metavar="DIR",
         help="folder of Yelp's files, which are then prepared and studied twice: with a row for each business, as the "
-        "source has it, and for each review, of what was known before it",
+        "source has it, and with a row for each review, of what was known before it",
     )
     one.add_argument(
         "--full",
         action="store_true",
-        help="6,000 iterations a training, measured every 200, three seeds of all, 2,000 timed one by one: hours",
+        help="run the whole study: 6,000 iterations a training, measured every 200, three seeds of all, 2,000 timed "
+        "one by one: hours",
     )
-    one.add_argument("--iterations", type=int, metavar="N", help="of each training (default: 300, or 6,000)")
+    one.add_argument("--iterations", type=int, metavar="N", help="iterations of each training (default: 300, or 6,000)")
     one.add_argument("--every", type=int, metavar="N", help="iterations between measures (default: 50, or 200)")
     one.add_argument("--seeds", type=int, metavar="N", help="trainings of each kind (default: 3)")
     one.add_argument(
         "--timed",
         type=int,
         metavar="N",
-        help="iterations of a profile, of which parts are the mean; 0 leaves out all times (default: 20, or 100)",
+        help="iterations of a profile, over which the times of parts are averaged; 0 leaves out all times (default: "
+        "20, or 100)",
     )
     one.add_argument("--series", type=int, metavar="N", help="iterations timed one by one (default: 100, or 2,000)")
     add_hoti2020(actions, verb, show, "study")
@@ -101,17 +110,22 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], overrides: Cal
     seen.add_argument(
         "--full",
         action="store_true",
-        help="60 random models on one device, 30 on more, 20 plans of 5 workloads on 2 and 8 devices, ten times seven "
-        "changes: hours, which should be quiet ones",
+        help="run the whole campaign: 60 random models on one device, 30 on more, 20 plans of 5 workloads on 2 and 8 "
+        "devices, ten times seven changes: hours, which should be quiet ones",
     )
-    seen.add_argument("--machine", default="", metavar="FILE", help="to predict on (default: this one, measured first)")
+    seen.add_argument(
+        "--machine",
+        default="",
+        metavar="FILE",
+        help="machine file to predict on (default: this machine, measured first)",
+    )
     seen.add_argument(
         "--minutes",
         type=float,
         metavar="N",
-        help="stop after so many; 0: when all is done (default: 10, with --full 0)",
+        help="stop after this many minutes; 0: when all is done (default: 10, with --full 0)",
     )
-    seen.add_argument("--seed", type=int, default=0, metavar="N", help="of the random models (default: 0)")
+    seen.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random models (default: 0)")
     seen.add_argument("--no-published", action="store_true", help="leave out model A on 128 V100")
     chu = new(
         "communication",
@@ -125,13 +139,19 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], overrides: Cal
         help="compile model A whole, 793 billion parameters, in 3 GB of memory: a minute or less for each of 9 cases "
         "(default: every 8th table)",
     )
-    chu.add_argument("--ranks", type=int, default=128, metavar="N", help="to compile for (default: 128, as there)")
+    chu.add_argument(
+        "--ranks",
+        type=int,
+        default=128,
+        metavar="N",
+        help="number of ranks to compile for (default: 128, as in the paper)",
+    )
     chu.add_argument(
         "--devices",
         type=int,
         metavar="N",
-        help="to measure on; 0: nothing is measured (default: all that the machine has, its cores if it has no "
-        "accelerator)",
+        help="number of devices to measure on; 0: nothing is measured (default: all that the machine has, its cores "
+        "if it has no accelerator)",
     )
     hot = new(
         "hot_rows",
@@ -140,7 +160,7 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], overrides: Cal
         "bench_kaggle16 data.max_rows=100000 --out studies/hot_rows",
         "folder of the report",
     )
-    hot.add_argument("preset", help="what to train on what")
+    hot.add_argument("preset", help=preset)
     overrides(hot)
     hot.add_argument(
         "--rows",
@@ -153,23 +173,26 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], overrides: Cal
         "--hosts",
         default="2",
         metavar="H,...",
-        help="numbers of hosts in which these stand where copies on hosts are counted; 0: none are (default: 2)",
+        help="numbers of hosts over which the devices are spread to count copies on hosts; 0: none are counted "
+        "(default: 2)",
     )
-    hot.add_argument("--batches", type=int, default=100, metavar="N", help="whose ids are counted (default: 100)")
+    hot.add_argument(
+        "--batches", type=int, default=100, metavar="N", help="number of batches whose ids are counted (default: 100)"
+    )
     hot.add_argument(
         "--rounds",
         type=int,
         default=5,
         metavar="N",
-        help="turns that each way to hold the tables has; 0 leaves out the times (default: 5)",
+        help="number of turns of each way to hold the tables; 0 leaves out the times (default: 5)",
     )
-    hot.add_argument("--steps", type=int, default=4, metavar="N", help="of a turn (default: 4)")
+    hot.add_argument("--steps", type=int, default=4, metavar="N", help="number of steps of a turn (default: 4)")
     hot.add_argument(
         "--choice",
         default="",
         metavar="FILE",
-        help="a machine: measure steps with numbers of hot rows, and with the one that auto chooses by it, and nothing "
-        "else",
+        help="measure instead, for this machine file, steps with numbers of hot rows and with the number that auto "
+        "chooses by it",
     )
     disk = new(
         "sdm",
@@ -178,21 +201,27 @@ def add(verbs: Any, verb: Callable[..., argparse.ArgumentParser], overrides: Cal
         "--out studies/sdm",
         "folder for the report; its exports, of some 200 MB, are kept there",
     )
-    disk.add_argument("--rows", type=int, default=200_000, metavar="N", help="of each table on disk (default: 200000)")
-    disk.add_argument("--tables", type=int, default=8, metavar="N", help="on disk (default: 8)")
+    disk.add_argument(
+        "--rows", type=int, default=200_000, metavar="N", help="rows of each table on disk (default: 200000)"
+    )
+    disk.add_argument("--tables", type=int, default=8, metavar="N", help="number of tables on disk (default: 8)")
     disk.add_argument(
         "--shares",
         default="0.02,0.05,0.1,0.2",
         metavar="X,...",
         help="sizes of the cache, as shares of the rows (default: 0.02,0.05,0.1,0.2)",
     )
-    disk.add_argument("--seconds", type=float, default=4, metavar="S", help="of each measurement (default: 4)")
-    tiers = new("tiers", _tiers, "tables larger than memory: hits, steps, nodes, after MTrainS", "--out studies/tiers")
-    tiers.add_argument("--full", action="store_true", help="larger tables, more sizes and rounds: an hour or so")
-    tiers.add_argument(
-        "--disk", default="", metavar="DIR", help="also measure steps with half of the rows in a file there"
+    disk.add_argument(
+        "--seconds", type=float, default=4, metavar="S", help="length of each measurement in seconds (default: 4)"
     )
-    tiers.add_argument("--no-times", action="store_true", help="leave out what has to be measured")
+    tiers = new("tiers", _tiers, "tables larger than memory: hits, steps, nodes, after MTrainS", "--out studies/tiers")
+    tiers.add_argument(
+        "--full", action="store_true", help="run larger tables, more sizes and more rounds: an hour or so"
+    )
+    tiers.add_argument(
+        "--disk", default="", metavar="DIR", help="also measure steps with half of the rows in a file in this folder"
+    )
+    tiers.add_argument("--no-times", action="store_true", help="leave out everything that has to be measured")
 
 
 def add_hoti2020(actions: Any, verb: Callable[..., argparse.ArgumentParser], show: Print, of: str) -> None:
@@ -212,19 +241,24 @@ def add_hoti2020(actions: Any, verb: Callable[..., argparse.ArgumentParser], sho
         "reproduce the study of Rashidi et al. (HOTI 2020)",
         f"{of} hoti2020 --experiments systems --ranks 16 --chunks 2 --out hoti2020",
     )
-    made.add_argument("--ranks", type=int, default=128, metavar="N", help="GPUs, 8 a node (default: 128, as there)")
+    made.add_argument(
+        "--ranks", type=int, default=128, metavar="N", help="number of GPUs, 8 a node (default: 128, as in the paper)"
+    )
     made.add_argument(
         "--chunks",
         type=int,
         metavar="N",
-        help="to cut collectives into, where they are not what varies; at most 128 in hierarchical systems (default: "
-        "32, with --full 1024)",
+        help="number of chunks that collectives are cut into, where it is not what varies; at most 128 in "
+        "hierarchical systems (default: 32, with --full 1024)",
     )
-    made.add_argument("--full", action="store_true", help="as many chunks as in the study: hours without kernels")
+    made.add_argument(
+        "--full", action="store_true", help="cut collectives into as many chunks as in the study: hours without kernels"
+    )
     made.add_argument(
         "--experiments",
         metavar="NAME,...",
-        help="some of them: systems, flops, in_flight, chunk_counts, copies, lone_all_reduce, transport (default: all)",
+        help="experiments to do, any of systems, flops, in_flight, chunk_counts, copies, lone_all_reduce, transport "
+        "(default: all)",
     )
     made.add_argument("--out", type=out_folder, required=True, metavar="DIR", help=_OUT)
 

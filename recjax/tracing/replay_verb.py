@@ -29,47 +29,64 @@ def add(verb: Callable[..., argparse.ArgumentParser], formats: Sequence[str]) ->
         "run a trace's collectives again without the model, or plain ones of all sizes",
         "replay traces/first --repeats 20",
     )
-    again.add_argument("folder", nargs="?", type=expanded, metavar="DIR", help="a trace in any of the formats")
+    again.add_argument(
+        "folder", nargs="?", type=expanded, metavar="DIR", help="folder of a trace in any of the formats"
+    )
     again.add_argument(
         "overrides",
         nargs="*",
         default=[],
         metavar="a.b=value",
-        help="mesh.platform and mesh.devices; others have no meaning here",
+        help="settings to change: mesh.platform and mesh.devices; others have no meaning here",
     )
-    again.add_argument("--format", choices=formats, help="of the files (default: found out)")
-    again.add_argument("--repeats", type=int, default=20, metavar="N", help="runs that count (default: 20)")
+    again.add_argument("--format", choices=formats, help="format of the files (default: detected)")
+    again.add_argument("--repeats", type=int, default=20, metavar="N", help="number of timed runs (default: 20)")
     again.add_argument(
         "--shrink",
         type=int,
         metavar="N",
-        help="replay the first N ranks alone, without collectives of which one rank is left",
+        help="replay only the first N ranks, without collectives of which one rank is left",
     )
-    again.add_argument("--gaps", action="store_true", help="compute between the collectives for as long as the trace")
+    again.add_argument(
+        "--gaps", action="store_true", help="compute between the collectives for as long as the trace did"
+    )
     again.add_argument(
         "--splits",
         choices=("padded", "ragged"),
         default="padded",
-        help="how all-to-alls with true splits go; ragged: not on CPU (default: padded)",
+        help="way to send all-to-alls whose splits the trace holds; ragged: not on CPU (default: padded)",
     )
-    again.add_argument("--sweep", action="store_true", help="instead of a trace, collectives of all sizes")
-    again.add_argument("--devices", type=int, default=0, metavar="N", help="of a sweep (default: all there are)")
+    again.add_argument("--sweep", action="store_true", help="measure collectives of all sizes, without a trace")
+    again.add_argument(
+        "--devices", type=int, default=0, metavar="N", help="with --sweep: number of devices (default: all there are)"
+    )
     again.add_argument(
         "--collective",
         action="append",
         metavar="KIND",
-        help="of a sweep, such as all_reduce; may be repeated (default: four kinds)",
+        help="with --sweep: kind of collective, such as all_reduce; may be repeated (default: four kinds)",
     )
     again.add_argument(
-        "--min", default="8", metavar="SIZE", help="least message of a sweep: 8, 64KiB, 1.5MB (default: 8)"
+        "--min", default="8", metavar="SIZE", help="with --sweep: smallest message: 8, 64KiB, 1.5MB (default: 8)"
     )
-    again.add_argument("--max", default="1GiB", metavar="SIZE", help="largest, if memory holds it (default: 1GiB)")
-    again.add_argument("--factor", type=int, default=4, metavar="F", help="from one size to the next (default: 4)")
+    again.add_argument(
+        "--max",
+        default="1GiB",
+        metavar="SIZE",
+        help="with --sweep: largest message, if memory holds it (default: 1GiB)",
+    )
+    again.add_argument(
+        "--factor",
+        type=int,
+        default=4,
+        metavar="F",
+        help="with --sweep: ratio of one size to the size before (default: 4)",
+    )
     again.add_argument(
         "--out",
         type=expanded,
         metavar="FILE",
-        help="also write the result as JSON; of a sweep after each of its passes",
+        help="also write the result to this file as JSON; with --sweep after each of its passes",
     )
     again.set_defaults(
         tunables=True,

@@ -45,19 +45,19 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
     made.add_argument(
         "--compile",
         action="store_true",
-        help="compile a step and do not run it: for any number of devices, owned or not, without times unless "
+        help="compile a step without running it: for any number of devices, owned or not, without times unless "
         "--machine is given",
     )
     made.add_argument(
         "--machine",
         metavar="FILE",
-        help="with --compile: predict the times on what `recjax calibrate` wrote, or on a machine that is shipped, "
-        "such as h200; then `simulate workload` has all it needs",
+        help="with --compile: predict the times on this machine, a file that `recjax calibrate` wrote or a shipped "
+        "one such as h200; then `simulate workload` has all it needs",
     )
     made.add_argument(
         "--alone",
         action="store_true",
-        help="place all batches first, so that nothing of the host's runs beside the steps",
+        help="place all batches on the devices first, so that no work of the host runs during the steps",
     )
     made.add_argument(
         "--out", type=expanded, required=True, metavar="DIR", help="folder to write, a file for each rank"
@@ -66,7 +66,7 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
         "--format",
         action="append",
         choices=FORMATS,
-        help="may be given several times (default: recjax); others go to DIR/FORMAT",
+        help="format to write; may be given several times; recjax (the default) goes to DIR, others go to DIR/FORMAT",
     )
     made.add_argument(
         "--vary",
@@ -86,12 +86,12 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
         "trace report traces/first --out report.html --out report.png",
     )
     shown.add_argument("folders", nargs="+", type=expanded, metavar="DIR", help="a trace in any of the formats")
-    shown.add_argument("--format", choices=_READ, help="of the files (default: found out)")
+    shown.add_argument("--format", choices=_READ, help="format of the files (default: detected)")
     shown.add_argument(
         "--calls",
         action="store_true",
-        help="also every call: how uneven, which rank came last and how late; and every rank: what it sent, received "
-        "and waited",
+        help="also show every call: how uneven, which rank came last and how late; and every rank: what it sent, "
+        "received and waited",
     )
     shown.add_argument(
         "--out",
@@ -99,16 +99,16 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
         type=expanded,
         default=[],
         metavar="FILE",
-        help=".html: one page with everything; .png: the picture; may be repeated",
+        help="file to write: .html, one page with everything, or .png, the picture; may be repeated",
     )
 
     shown.add_argument(
         "--timeline",
         type=expanded,
         metavar="FILE",
-        help=".png of one step of a single trace: what every rank did when, and where it waited",
+        help=".png file to write, of one step of a single trace: what every rank did when, and where it waited",
     )
-    shown.add_argument("--step", type=int, metavar="K", help="of the timeline (default: the one of median length)")
+    shown.add_argument("--step", type=int, metavar="K", help="step of the timeline (default: the one of median length)")
     _add_kineto(shown)
 
     other = verb(
@@ -118,13 +118,13 @@ def add(verb: Callable[..., argparse.ArgumentParser], overrides: Callable[..., N
         "trace convert traces/first --format perfetto --out traces/perfetto",
     )
     other.add_argument("folder", type=expanded, metavar="DIR", help="a trace in any of the formats")
-    other.add_argument("--from", dest="source", choices=_READ, help="format of the files (default: found out)")
+    other.add_argument("--from", dest="source", choices=_READ, help="format of the files (default: detected)")
     other.add_argument(
         "--format",
         action="append",
         required=True,
         choices=(*FORMATS, "perfetto"),
-        help="to write; may be given several times: then each goes to OUT/FORMAT",
+        help="format to write; may be given several times: then each goes to OUT/FORMAT",
     )
     other.add_argument("--out", type=expanded, required=True, metavar="OUT", help="folder to write")
     other.add_argument("--overwrite", action="store_true", help="replace a trace that is there")
@@ -137,8 +137,8 @@ def _add_kineto(to: argparse.ArgumentParser) -> None:
         "--kineto",
         type=expanded,
         metavar="DIR",
-        help="of an execution trace of PyTorch: the files that its profiler wrote of the same steps, one for each "
-        "rank; times are taken from them",
+        help="for an execution trace of PyTorch: folder of the files that its profiler wrote of the same steps, one "
+        "for each rank; times are taken from them",
     )
 
 
