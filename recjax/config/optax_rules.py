@@ -30,9 +30,9 @@ class DenseOptax:
     """
 
     kind: ClassVar[str] = "optax"
-    name: str = "adamw"  # of the function: lion, lamb, nadam, adafactor, ...
-    learning_rate: float = 1e-3
-    arguments: tuple[str, ...] = ()  # further ones, as NAME=VALUE: b1=0.95, nesterov=true
+    name: str = "adamw"  # name of the function of optax: lion, lamb, nadam, adafactor, ...
+    learning_rate: float = 1e-3  # lr, before the schedule's factor
+    arguments: tuple[str, ...] = ()  # further keyword arguments, as NAME=VALUE: b1=0.95, nesterov=true
 
     def __post_init__(self) -> None:
         check_ranges(self, learning_rate=(0, None))
@@ -66,7 +66,7 @@ class OptaxSchedule:
     """
 
     kind: ClassVar[str] = "optax"
-    name: str = "cosine_decay_schedule"  # of the function
+    name: str = "cosine_decay_schedule"  # name of the function of optax
     arguments: tuple[str, ...] = ("init_value=1", "decay_steps=10000")  # keyword arguments, as NAME=VALUE
 
     def __post_init__(self) -> None:

@@ -12,9 +12,9 @@ class PlannerConfig:
     """The machine that `plan=auto` chooses for, and what it may use of it."""
 
     machine: str = ""  # machine file of `recjax calibrate`, or a shipped one such as h200; empty: the plain rule
-    memory_gib: float = 0.0  # GiB that a device may use; 0: what the machine file says that it has
+    memory_gib: float = 0.0  # GiB that a device may use; 0: the memory that the machine file states
     buckets: bool = True  # whether it chooses the buckets of dense gradients where train.bucket_mib is 0
-    compile: int = 0  # plans, the best from sizes alone, that are compiled beside the plain rule's, to compare these
+    compile: int = 0  # number of best plans to compile and compare with the plain rule's; 0: none
 
     def __post_init__(self) -> None:
         if not 0 <= self.memory_gib < float("inf"):

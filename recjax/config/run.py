@@ -38,12 +38,12 @@ ComputeDtype = Literal["float32", "tensorfloat32", "bfloat16", "float64"]
 class TableConfig:
     """Settings of one table; None: as all have it."""
 
-    dim: int | None = None  # D, its columns
-    optimizer: SparseOptimizer | None = None  # what updates it
+    dim: int | None = None  # embedding dimension D
+    optimizer: SparseOptimizer | None = None  # update rule
     init_scale: float | None = None  # half the width of the uniform distribution of its initial values
-    dtype: TableDtype | None = None  # of its values
-    rounding: Rounding | None = None  # of updated bfloat16 values
-    placement: Placement | None = None  # where it lives, instead of what `plan` chooses; changes no number
+    dtype: TableDtype | None = None  # dtype of its values
+    rounding: Rounding | None = None  # rounding of updated bfloat16 values
+    placement: Placement | None = None  # placement, instead of the one that `plan` chooses; changes no number
     ids: DynamicIds | None = None  # dynamic: rows are given to any 64-bit ids in the course of the training
 
     def __post_init__(self) -> None:
@@ -54,19 +54,20 @@ class TableConfig:
 class FeatureConfig:
     """Settings of one categorical feature; None: as all have it."""
 
-    pooling: Pooling | None = None  # how its bags' rows become one vector
-    share: str | None = None  # another feature of as many rows: look up its table, and have none of one's own
+    pooling: Pooling | None = None  # operation that makes one vector of a bag's rows
+    share: str | None = None  # another feature of as many rows, whose table is looked up in place of one of its own
 
 
 @dataclasses.dataclass(frozen=True)
 class HotConfig:
     """Hot rows: those that every device has at hand, since most batches name them. They change no number."""
 
-    rows: int | Literal["auto"] = 0  # how many over all tables, the most frequent ones; auto: as many as save time
-    batches: int = 100  # of the run's first ones, that say which rows
-    copies: Literal["device", "host"] = "device"  # what has a copy: every device; or every host, over its devices
-    memory_mib: float = 64.0  # that they may take on a device, between steps; bounds auto
-    refresh: int = 0  # steps after which others may take their places; 0: never
+    rows: int | Literal["auto"] = 0  # number of hot rows over all tables; auto: the number that saves most time
+    batches: int = 100  # number of the run's first batches, from which hot rows are chosen
+    # device: a copy on every device; host: one copy on every host, split over its devices
+    copies: Literal["device", "host"] = "device"
+    memory_mib: float = 64.0  # MiB that they may take on a device between steps; bounds auto
+    refresh: int = 0  # steps after which other rows may become hot; 0: never
     machine: str = ""  # machine file or name, for auto; "": planner.machine, or without that bytes sent are counted
 
     def __post_init__(self) -> None:
@@ -79,16 +80,16 @@ class HotConfig:
 class EmbeddingConfig:
     """The embedding tables: one for each categorical feature of the data, unless it shares another's."""
 
-    dim: int = 16  # D, columns of every table
-    pooling: Pooling = "sum"  # how a bag's rows become one vector
-    optimizer: SparseOptimizer = RowWiseAdagrad()  # of the tables; exact and sparse
+    dim: int = 16  # embedding dimension D, the columns of every table
+    pooling: Pooling = "sum"  # operation that makes one vector of a bag's rows
+    optimizer: SparseOptimizer = RowWiseAdagrad()  # update rule of the tables; exact and sparse
     init_scale: float | None = None  # initial values are uniform in (-init_scale, init_scale); none: sqrt(1 / V)
-    atomics: bool = False  # a GPU may add gradients up in any order: then no two runs are bit-identical there
-    ragged: bool = False  # ids and rows travel without padding: for accelerators, whose compiler has the collective
-    dedup: bool = True  # a row travels once for all ids of a device that ask for it; false only to measure that
-    dtype: TableDtype = "float32"  # of the tables' values; their optimizers' slots stay float32
-    rounding: Rounding = "stochastic"  # of updated bfloat16 values; nearest loses small updates
-    exchange: Exchange = Exchange(kind="auto")  # what travels between devices, and how precise; float32 is exact
+    atomics: bool = False  # let a GPU add gradients up in any order: then no two runs are bit-identical there
+    ragged: bool = False  # send ids and rows without padding: for accelerators, whose compiler has the collective
+    dedup: bool = True  # send a row once for all ids of a device that ask for it; false only to measure that
+    dtype: TableDtype = "float32"  # dtype of the tables' values; their optimizers' slots stay float32
+    rounding: Rounding = "stochastic"  # rounding of updated bfloat16 values; nearest loses small updates
+    exchange: Exchange = Exchange(kind="auto")  # kind and precision of the exchange between devices; float32 is exact
     hot: HotConfig = HotConfig()  # rows that every device has at hand
     tables: Named[TableConfig] = Named()  # settings of single tables, by the name of their feature
     features: Named[FeatureConfig] = Named()  # settings of single features
@@ -107,20 +108,22 @@ def _check_table(config: TableConfig | EmbeddingConfig) -> None:
 class RunConfig:
     """Everything that defines a run. Presets in configs/ make one; `a.b=value` on the command line changes it."""
 
-    seed: int = 0  # of initial weights and of the order of the samples
-    data: Dataset = Synthetic()  # what to train on
+    seed: int = 0  # seed of initial weights and of the order of the samples
+    data: Dataset = Synthetic()  # data to train on
     model: DLRMConfig | DCNv2Config | DeepFMConfig | WideDeepConfig | SharedBottomConfig | MMoEConfig | PLEConfig = (
         DLRMConfig()
     )  # the dense part
     tasks: Named[TaskConfig] = Named()  # settings of single labels, by their names: loss and weight
     embedding: EmbeddingConfig = EmbeddingConfig()  # the tables
-    train: TrainConfig = TrainConfig()  # how to train
-    small: SmallData = SmallData()  # how to train instead on a small training split
-    mesh: MeshConfig = MeshConfig()  # on which devices; changes no number (but replicas, if train.replica_sync says so)
-    plan: str = "auto"  # where tables live: auto, balanced, a placement or a file; changes no number (exchange apart)
-    tier: TierConfig = TierConfig()  # where rows live that devices have no memory for; changes no number
-    planner: PlannerConfig = PlannerConfig()  # by what plan=auto chooses; changes no number either
-    # Of the dense part; float64: of all. tensorfloat32 is float32 whose products a GPU may round on the way in.
+    train: TrainConfig = TrainConfig()  # settings of training
+    small: SmallData = SmallData()  # settings that replace others on a small training split
+    # Devices to run on; changes no number (but replicas, if train.replica_sync says so)
+    mesh: MeshConfig = MeshConfig()
+    plan: str = "auto"  # places of tables: auto, balanced, a placement or a file; changes no number (exchange apart)
+    tier: TierConfig = TierConfig()  # places for rows that devices have no memory for; changes no number
+    planner: PlannerConfig = PlannerConfig()  # machine by which plan=auto chooses; changes no number either
+    # Dtype of the dense part; float64: of everything. tensorfloat32 is float32 whose products a GPU may round on the
+    # way in.
     compute_dtype: ComputeDtype = "float32"
 
     def __init_subclass__(cls) -> None:

@@ -50,8 +50,8 @@ class Polynomial:
     kind: ClassVar[str] = "polynomial"
     warmup_steps: int = 0  # W; step t of the first W has the factor t / W
     decay_start: int = 1  # S, the first step of the decay; its factor is still 1
-    decay_steps: int = 10_000  # steps that the decay takes
-    power: float = 2.0  # 1: linear
+    decay_steps: int = 10_000  # number of steps that the decay takes
+    power: float = 2.0  # exponent of the decay; 1: linear
     end: float = 0.0  # factor after the decay
 
     def __post_init__(self) -> None:
@@ -80,9 +80,9 @@ class StepDecay:
     """
 
     kind: ClassVar[str] = "step"
-    warmup_steps: int = 0  # W; step t of the first W has the factor t / W beside the decay's
+    warmup_steps: int = 0  # W; step t of the first W has the factor t / W, times the decay's
     every: int = 10_000  # steps between two decays
-    decay: float = 0.1  # what each decay multiplies with
+    decay: float = 0.1  # factor of each decay
 
     def __post_init__(self) -> None:
         check_ranges(self, warmup_steps=(0, _MOST), every=(1, _MOST))

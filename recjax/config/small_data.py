@@ -31,15 +31,15 @@ class SmallData:
     of these is given here too (`presets.override`), so that it holds whatever the data.
     """
 
-    below_rows: int = 0  # samples of the training split from which on the recipe holds; 0: always
+    below_rows: int = 0  # number of training samples from which on the recipe holds; 0: always
     batch_size: int | None = None  # B; none: as `steps` gives it, at most train.batch_size
-    steps: int = 400  # of an epoch, at least: the batch is the largest power of two that gives that
-    epochs: int = 3  # at most
+    steps: int = 400  # least number of steps of an epoch: the batch is the largest power of two that gives it
+    epochs: int = 3  # largest number of epochs
     eval_every: int | None = None  # steps between evaluations, 0: once an epoch; none: as `evaluations` gives it
-    evaluations: int = 4  # of the validation split, in an epoch
-    patience: int = 3  # evaluations without improvement before it stops early; 0 never stops early
-    optimizer: DenseOptimizer = DenseAdagrad(0.02)  # of the dense parameters
-    schedule: Schedule = Constant()  # multiplies the learning rates
+    evaluations: int = 4  # number of evaluations of the validation split in an epoch
+    patience: int = 3  # evaluations without improvement before an early stop; 0 never stops early
+    optimizer: DenseOptimizer = DenseAdagrad(0.02)  # optimizer of the dense parameters
+    schedule: Schedule = Constant()  # factor of the learning rates
     tables: SparseOptimizer = Adagrad(0.02)  # optimizer of the tables
 
     def __post_init__(self) -> None:

@@ -37,8 +37,8 @@ class Focal:
 
     kind: ClassVar[str] = "focal"
     of: ClassVar[LabelKind] = "binary"
-    gamma: float = 2.0  # 0: as without
-    alpha: float | None = 0.25  # share of the loss that label 1 has; none: both labels count alike
+    gamma: float = 2.0  # exponent of 1 - p_t; 0: a factor of 1
+    alpha: float | None = 0.25  # weight a_t of label 1; none: both labels count alike
 
     def __post_init__(self) -> None:
         check_not_negative(self, "gamma")
@@ -85,7 +85,7 @@ class Huber:
 
     kind: ClassVar[str] = "huber"
     of: ClassVar[LabelKind] = "number"
-    delta: float = 1.0  # from where on it grows linearly
+    delta: float = 1.0  # distance from which on the loss grows linearly
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < math.inf:
@@ -143,8 +143,9 @@ DEFAULTS: dict[LabelKind, Loss] = {"binary": LogLoss(), "number": SquaredError()
 class TaskConfig:
     """Settings of one label; None: the loss of its kind, and weight 1."""
 
-    loss: Loss | None = None  # binary or focal; mse, mae, huber or poisson; softmax
-    weight: float | None = None  # of its mean loss in the sum over the tasks
+    # binary or focal for labels of 0 and 1; mse, mae, huber or poisson for numbers; softmax for classes
+    loss: Loss | None = None
+    weight: float | None = None  # weight of its mean loss in the sum over the tasks
 
     def __post_init__(self) -> None:
         if self.weight is not None and not 0 <= self.weight < math.inf:

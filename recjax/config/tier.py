@@ -16,11 +16,12 @@ class TierConfig:
     A device holds the rows that batches name as a cache; all others are on the host.
     """
 
-    device_bytes: int | str = 0  # of a device, for rows and their optimizer's state; 0: all rows are on the devices
-    # Of the host's memory, for rows that are not on the devices; each process has so many. 0: as many as they need.
+    # Bytes of a device for rows and their optimizer's state; 0: all rows are on the devices
+    device_bytes: int | str = 0
+    # Bytes of the host's memory, in each process, for rows that are not on the devices; 0: as many as they need
     dram_bytes: int | str = 0
     disk: str = ""  # folder on a disk for rows that dram_bytes has no room for; "": none
-    look_ahead: int = 4  # batches that say which rows stay on the devices, beside the next one
+    look_ahead: int = 4  # later batches that decide which rows stay on the devices
 
     def __post_init__(self) -> None:
         check_ranges(self, look_ahead=(1, 64))

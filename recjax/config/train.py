@@ -62,9 +62,9 @@ class DenseAdagrad(DenseRule):
     """
 
     kind: ClassVar[str] = "adagrad"
-    learning_rate: float = 0.01
+    learning_rate: float = 0.01  # lr, before the schedule's factor
     initial_accumulator: float = 0.1  # s before the first step
-    eps: float = 1e-7  # added to the root
+    eps: float = 1e-7  # term added to the root
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,29 +108,28 @@ class TrainConfig:
 
     batch_size: int = 1024  # B, samples per step over all devices
     epochs: int = 1  # passes over the training split
-    steps: int = 0  # stop after this many steps; 0 means after `epochs`
-    optimizer: DenseOptimizer = DenseAdagrad()  # of the dense parameters
-    schedule: Schedule = Constant()  # multiplies the learning rates of the dense parameters and of the tables
+    steps: int = 0  # number of steps, in place of `epochs`; 0: as many as `epochs` gives
+    optimizer: DenseOptimizer = DenseAdagrad()  # optimizer of the dense parameters
+    schedule: Schedule = Constant()  # factor of the learning rates of the dense parameters and of the tables
     clip_norm: float = 0.0  # largest norm of all gradients together, dense and tables' summed rows; 0: no limit
     accumulate: int = 1  # parts in which a batch is processed, with one update: less memory, the same numbers
-    dense: DenseSharding = (
-        "replicated"  # sharded: each device holds 1/N of dense parameters and optimizer state; changes no number
-    )
+    # sharded: each device holds 1/N of dense parameters and optimizer state; changes no number
+    dense: DenseSharding = "replicated"
     # MiB of dense gradients after which they are sent, while others are computed; 0: all at the end, or as a planner
     # chooses (see planner.buckets)
     bucket_mib: float = 0.0
-    replica_sync: Literal["exact", "average", "never"] = (
-        "exact"  # how mesh.replicas agree: exact sums row gradients over all; the others let tables drift apart
-    )
+    # Way in which mesh.replicas agree: exact sums row gradients over all; the others let tables drift apart
+    replica_sync: Literal["exact", "average", "never"] = "exact"
     average_every: int = 100  # steps between averages of all groups' tables, if replica_sync=average
-    # In what each group sends its rows for these averages; slots travel as float32. The same numbers arrive everywhere.
+    # Precision in which each group sends its rows for these averages; slots travel as float32. The same numbers arrive
+    # everywhere.
     average_precision: Precision = "float32"
     # Initial tables of groups that are not exact: the same, or group g's are those of a run with seed + g
     replica_init: Literal["same", "own"] = "same"
-    # Steps by which the dense parameters take their gradients late, 0 or 1; with 1 an all-reduce of gradients has the
-    # next step's forward and backward pass to hide behind. Changes the numbers.
+    # Steps by which the dense parameters take their gradients late, 0 or 1; with 1 the next step's forward and backward
+    # pass can hide an all-reduce of gradients. Changes the numbers.
     dense_delay: int = 0
-    shuffle: bool = True  # false: the order of the prepared file
+    shuffle: bool = True  # mix the training samples; false: the order of the prepared file
     shuffle_blocks: int = 16  # prepared blocks whose rows are mixed with each other
     eval_every: int = 0  # steps between evaluations of the validation split; 0: once an epoch
     eval_batch_size: int = 4096  # samples per evaluation step
@@ -141,23 +140,24 @@ class TrainConfig:
     # Steps between checkpoints, or the training time between them: 30s, 5min, 1h. 0: with each evaluation. Else an
     # evaluation brings one only if it is the best so far. So do the first minute of training and the end in any case.
     checkpoint_every: int | str = 0
-    # Checkpoints after each whole one that hold, of tables with rows on the host (tier.device_bytes), those rows alone
-    # that have changed since the one before; 0: all are whole
+    # Number of increments after each whole checkpoint. Of tables with rows on the host (tier.device_bytes), an
+    # increment holds only the rows that have changed since the checkpoint before. 0: all are whole
     checkpoint_increments: int = 0
-    keep_checkpoints: int = 2  # newest checkpoints that stay, beside the chosen one
+    keep_checkpoints: int = 2  # number of newest checkpoints that stay, beside the chosen one
     checkpoint_copy: Literal["auto", "always", "never"] = "auto"  # copy tables on the host, to train on during a save
     log_every: int = 10  # steps between lines of metrics.jsonl
     tensorboard: bool = False  # also write the lines of metrics.jsonl as an event file (extra "tensorboard")
     # Other programs that show the lines of metrics.jsonl, offline and in the run folder: wandb, mlflow (extras)
     trackers: tuple[Literal["wandb", "mlflow"], ...] = ()
     workers: int = 2  # threads that read and route ahead
-    routing: Literal["auto", "host", "device"] = "auto"  # who finds a batch's distinct ids; the numbers are the same
-    # Compile the program for larger arrays beside the training, before a batch needs it: changes no number. auto: on
+    # Place where a batch's distinct ids are found; changes no number
+    routing: Literal["auto", "host", "device"] = "auto"
+    # Compile the program for larger arrays during the training, before a batch needs it: changes no number. auto: on
     # TPUs
     compile_ahead: Literal["auto", "always", "never"] = "auto"
-    # Who computes the products of dense layers on CPUs: kernels, xla, onednn, or a table of `recjax bench PRESET
-    # --products FILE`, which says who was fastest. auto: the kernels where they are installed, else XLA. Changes the
-    # last bits of numbers
+    # Library for the products of dense layers on CPUs: kernels, xla, onednn, or a table of `recjax bench PRESET
+    # --products FILE`, which states the fastest of each. auto: the kernels where they are installed, else XLA. Changes
+    # the last bits of numbers
     products: str = "auto"
 
     def __post_init__(self) -> None:

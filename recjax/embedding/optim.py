@@ -90,9 +90,9 @@ def check_adagrad(optimizer: Any) -> None:
 class Rates:
     """Settings of sparse and dense optimizers alike: w = (1 - lr * weight_decay) * w - lr * direction(G + l2 * w)."""
 
-    learning_rate: float = 0.1
-    l2: float = dataclasses.field(default=0.0, kw_only=True)  # times w, added to the gradient
-    weight_decay: float = dataclasses.field(default=0.0, kw_only=True)  # decoupled: w *= 1 - lr * weight_decay
+    learning_rate: float = 0.1  # lr, before the schedule's factor
+    l2: float = dataclasses.field(default=0.0, kw_only=True)  # factor of w that is added to the gradient
+    weight_decay: float = dataclasses.field(default=0.0, kw_only=True)  # decoupled decay: w *= 1 - lr * weight_decay
 
     def __post_init__(self) -> None:
         rate = self.learning_rate
@@ -111,7 +111,7 @@ class SgdSettings(Rates):
     """Settings of SGD, with heavy-ball momentum or Nesterov's variant, if asked for."""
 
     kind: ClassVar[str] = "sgd"
-    momentum: float = 0.0  # 0 keeps no state
+    momentum: float = 0.0  # factor of the momentum; 0 keeps no state
     nesterov: bool = False  # look ahead along the momentum
 
     def __post_init__(self) -> None:
@@ -126,10 +126,10 @@ class AdamSettings(Rates):
     """Settings of Adam, or with `weight_decay` of AdamW."""
 
     kind: ClassVar[str] = "adam"
-    learning_rate: float = 1e-3
+    learning_rate: float = 1e-3  # lr, before the schedule's factor
     b1: float = 0.9  # decay of the mean of the gradients
     b2: float = 0.999  # decay of the mean of their squares
-    eps: float = 1e-8  # added to the root
+    eps: float = 1e-8  # term added to the root
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -207,7 +207,7 @@ class Adagrad(Rule):
     """
 
     kind: ClassVar[str] = "adagrad"
-    eps: float = 1e-8  # added to the root of the accumulator
+    eps: float = 1e-8  # term added to the root of the accumulator
     initial_accumulator: float = 0.0  # s of a row that was never touched
 
     def __post_init__(self) -> None:
@@ -293,9 +293,9 @@ class Ftrl:
     kind: ClassVar[str] = "ftrl"
     row_wise: ClassVar[bool] = False
     learning_rate: float = 0.1  # alpha
-    beta: float = 1.0  # damps the first steps
-    l1: float = 0.0  # makes weights exactly 0
-    l2: float = 0.0  # pulls weights towards 0
+    beta: float = 1.0  # term that damps the first steps
+    l1: float = 0.0  # penalty that makes weights exactly 0
+    l2: float = 0.0  # penalty that pulls weights towards 0
     initial_accumulator: float = 0.0  # n of a row that was never touched
     every_row: bool = False  # dense-optimizer mode: update untouched rows too
 

@@ -57,10 +57,12 @@ class Exchange:
     their padding); backward the sums of gradients, which then depend on how the samples lie on the devices.
     """
 
-    forward: Precision = "float32"  # of rows: float32, bfloat16, float16, int8, float8_e4m3 or float8_e5m2
-    backward: Precision = "float32"  # of their gradients, summed over a device's samples before they travel
-    kind: ExchangeKind = "rows"  # what travels: distinct rows; pooled vectors, one a bag; auto: whichever is less
-    pieces: int = 1  # in which fetched rows are gathered and sent, 1 to 8; changes no number, and is in no plan file
+    forward: Precision = "float32"  # precision of rows: float32, bfloat16, float16, int8, float8_e4m3 or float8_e5m2
+    # Precision of their gradients, which are summed over a device's samples before they travel
+    backward: Precision = "float32"
+    kind: ExchangeKind = "rows"  # values that travel: distinct rows; pooled vectors, one a bag; auto: whichever is less
+    # Number of pieces in which fetched rows are gathered and sent, 1 to 8; changes no number, and is in no plan file
+    pieces: int = 1
 
     def __post_init__(self) -> None:
         check_ranges(self, pieces=(1, MOST_PIECES))

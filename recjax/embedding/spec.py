@@ -25,8 +25,9 @@ class DynamicIds:
 
     capacity: int = 1_000_000  # keys that have a row at a time; all others share one more
     admit_after: int = 1  # times that a key must have been seen before it gets a row, the present one included
-    evict: Literal["age", "frequency"] = "age"  # whose row a new key gets: the least recently or the least often seen
-    waiting: int = 0  # keys without a row whose times are counted, at most; 0: as many as capacity
+    # Key that loses its row to a new one: the least recently or the least often seen
+    evict: Literal["age", "frequency"] = "age"
+    waiting: int = 0  # largest number of keys without a row whose times are counted; 0: as many as capacity
 
     def __post_init__(self) -> None:
         check_ranges(self, capacity=(1, MAX_ROWS - 1), admit_after=(1, 2**31 - 1), waiting=(0, MAX_ROWS))

@@ -22,10 +22,11 @@ class DCNv2Config:
     kind: ClassVar[str] = "dcnv2"
     first_order: ClassVar[bool] = False
     bottom: tuple[int, ...] = (64, 16)  # widths of the MLP over the dense features; empty: they are crossed as they are
-    cross_layers: int = 3  # each raises the degree of the crosses by one
-    rank: int = 32  # of the crosses' matrices; 0: full rank
+    cross_layers: int = 3  # number of cross layers, each of which raises the degree of the crosses by one
+    rank: int = 32  # rank of the crosses' matrices; 0: full rank
     top: tuple[int, ...] = (64, 1)  # widths of the deep network's layers; the last is the logit, so 1
-    structure: Literal["stacked", "parallel"] = "stacked"  # the deep network sees the crosses, or the input beside them
+    # stacked: the deep network sees the crosses; parallel: it sees the input, beside them
+    structure: Literal["stacked", "parallel"] = "stacked"
     batch_norm: bool = False  # normalise before each ReLU, over the whole batch
     dropout: float = 0.0  # share of hidden values that are dropped in training
 

@@ -26,7 +26,7 @@ class DLRMConfig:
     bottom: tuple[int, ...] = (64, 16)  # widths of the MLP over the dense features; unused without any
     top: tuple[int, ...] = (64, 1)  # widths of the top MLP's layers; the last is the logit, so 1
     interaction: Literal["dot", "cat"] = "dot"  # dot: pairwise products; cat: plain concatenation
-    interaction_itself: bool = False  # dot: also each vector with itself
+    interaction_itself: bool = False  # with dot: also the product of each vector with itself
     batch_norm: bool = False  # normalise before each ReLU, over the whole batch
     dropout: float = 0.0  # share of hidden values that are dropped in training
 

@@ -19,8 +19,8 @@ class MMoEConfig(TaskModelConfig):
     """Shape of a multi-gate mixture of experts."""
 
     kind: ClassVar[str] = "mmoe"
-    experts: int = 4  # how many there are
-    expert: tuple[int, ...] = (64, 32)  # widths of the layers of each
+    experts: int = 4  # number of experts
+    expert: tuple[int, ...] = (64, 32)  # widths of the layers of each expert
     tower: tuple[int, ...] = (16,)  # widths of each task's own hidden layers; its output comes after them
     batch_norm: bool = False  # normalise before each ReLU, over the whole batch; not in the gates
     dropout: float = 0.0  # share of hidden values that are dropped in training

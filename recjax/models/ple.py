@@ -20,9 +20,9 @@ class PLEConfig(TaskModelConfig):
     """Shape of a progressive layered extraction."""
 
     kind: ClassVar[str] = "ple"
-    levels: int = 2  # of experts; 1 is the paper's customized gate control (CGC)
-    specific: int = 2  # experts of each task alone, in each level
-    shared: int = 2  # experts for all tasks, in each level
+    levels: int = 2  # number of levels of experts; 1 is the paper's customized gate control (CGC)
+    specific: int = 2  # number of experts of each task alone, in each level
+    shared: int = 2  # number of experts for all tasks, in each level
     expert: tuple[int, ...] = (64, 32)  # widths of the layers of each expert
     tower: tuple[int, ...] = (16,)  # widths of each task's own hidden layers; its output comes after them
     batch_norm: bool = False  # normalise before each ReLU, over the whole batch; not in the gates

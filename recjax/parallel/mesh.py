@@ -41,10 +41,12 @@ _DEVICE_FILES = Path("/dev")
 class MeshConfig:
     """Devices that a run uses."""
 
-    devices: int = 0  # total devices over all processes; 0 takes all there are
-    platform: Literal["auto", "cpu", "gpu", "tpu"] = "auto"  # auto takes the best that JAX finds
-    hosts: int = 1  # machines that they stand in, equally many in each; host devices of one process may play them
-    replicas: int = 1  # groups of equally many devices, each of which holds all tables: see train.replica_sync
+    devices: int = 0  # number of devices over all processes; 0 takes all there are
+    # Platform of the devices; auto takes the best that JAX finds
+    platform: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
+    hosts: int = 1  # number of machines, with equally many devices in each; host devices of one process may play them
+    # Number of groups of equally many devices, each of which holds all tables: see train.replica_sync
+    replicas: int = 1
 
     def __post_init__(self) -> None:
         if self.devices < 0:

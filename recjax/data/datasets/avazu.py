@@ -45,8 +45,8 @@ class Avazu:
     path: str = ""  # folder of prepared data
     validation_days: int = 1  # days before the test days that validate
     test_days: int = 1  # last days of the file, which are test
-    ids: Frequency | Hash | Modulo = Frequency(min_count=2)  # how values become rows of tables
-    on_error: Literal["stop", "skip"] = "stop"  # at a malformed line; skip leaves it out and counts
+    ids: Frequency | Hash | Modulo = Frequency(min_count=2)  # mapping of values to rows of tables
+    on_error: Literal["stop", "skip"] = "stop"  # action at a malformed line: stop, or leave it out and count it
     cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
 
     def __post_init__(self) -> None:

@@ -48,13 +48,15 @@ class CriteoKaggle:
     kind: ClassVar[str] = "criteo_kaggle"
 
     path: str = ""  # folder of prepared data
-    split: Convention = "dlrm"  # last seventh of the file: dlrm: half test, half validation; torchrec: the reverse
-    split_seed: int = 0  # of split=random, which takes 80, 10 and 10% of all rows at random
-    ids: Frequency | Hash | Modulo = Frequency(min_count=10)  # how categories become rows of tables
-    dense: DenseTransform = "log1p"  # of the integers; see recjax.data.prepare.dense_columns
+    # Use of the last seventh of the file: dlrm: half test, half validation; torchrec: the reverse
+    split: Convention = "dlrm"
+    split_seed: int = 0  # seed of split=random, which takes 80, 10 and 10% of all rows at random
+    ids: Frequency | Hash | Modulo = Frequency(min_count=10)  # mapping of categories to rows of tables
+    dense: DenseTransform = "log1p"  # transform of the integers; see recjax.data.prepare.dense_columns
     missing_indicators: bool = False  # 13 more dense columns, I1_missing ..: 1 where the integer is missing
-    integers: Integers = "dense"  # categories: I1 .. in buckets are features too; dense is how many are missing
-    on_error: Literal["stop", "skip"] = "stop"  # at a malformed line; skip leaves it out and counts
+    # categories: I1 .. in buckets are features, too, and one dense column counts the missing integers
+    integers: Integers = "dense"
+    on_error: Literal["stop", "skip"] = "stop"  # action at a malformed line: stop, or leave it out and count it
     cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
 
     open = open_as
@@ -68,13 +70,13 @@ class Criteo1TB:
 
     path: str = ""  # folder of prepared data
     days: tuple[int, ...] = tuple(range(24))  # the files to use, ascending; the last is split, those before it train
-    split: Convention = "dlrm"  # halves of the last day: dlrm: test, then validation; torchrec: the reverse
-    split_seed: int = 0  # of split=random, which takes 80, 10 and 10% of all rows at random
+    split: Convention = "dlrm"  # use of the halves of the last day: dlrm: test, then validation; torchrec: the reverse
+    split_seed: int = 0  # seed of split=random, which takes 80, 10 and 10% of all rows at random
     subsample_negatives: float = 0.0  # share of the rows of label 0 to leave out, of all splits (dlrm's recipe: 0.875)
-    ids: Frequency | Hash | Modulo = Frequency(min_count=10)  # how categories become rows of tables
-    dense: DenseTransform = "log1p"  # of the integers; see recjax.data.prepare.dense_columns
+    ids: Frequency | Hash | Modulo = Frequency(min_count=10)  # mapping of categories to rows of tables
+    dense: DenseTransform = "log1p"  # transform of the integers; see recjax.data.prepare.dense_columns
     missing_indicators: bool = False  # 13 more dense columns, I1_missing ..: 1 where the integer is missing
-    on_error: Literal["stop", "skip"] = "stop"  # at a malformed line; skip leaves it out and counts
+    on_error: Literal["stop", "skip"] = "stop"  # action at a malformed line: stop, or leave it out and count it
     cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
 
     def __post_init__(self) -> None:

@@ -79,16 +79,16 @@ class MovieLens:
     kind: ClassVar[str] = "movielens"
 
     path: str = ""  # folder of prepared data
-    variant: Literal["auto", "100k", "1m", "latest"] = "auto"  # the release; auto: as its files say
+    variant: Literal["auto", "100k", "1m", "latest"] = "auto"  # release; auto: as its files say
     threshold: float = 4.0  # the label is rating >= threshold (0.5 to 5)
     validation_fraction: float = 0.02  # share of the ratings before the test split that validate (the latest of them)
-    tags: int = 0  # how many of a movie's latest tags before a rating make the feature "tags"; 0: none
+    tags: int = 0  # number of latest tags of a movie before a rating that make the feature "tags"; 0: none
     min_user_count: int = 2  # users with fewer training ratings share row 0 with the unseen ones
     min_movie_count: int = 1  # the same for movies
     min_year_count: int = 20  # the same for years of release
     min_genre_count: int = 50  # the same for genres
     min_tag_count: int = 20  # the same for tags
-    on_error: Literal["stop", "skip"] = "stop"  # at a malformed line: stop, or leave it out and count it
+    on_error: Literal["stop", "skip"] = "stop"  # action at a malformed line: stop, or leave it out and count it
     cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
 
     def __post_init__(self) -> None:

@@ -49,18 +49,17 @@ class Table:
     columns: tuple[str, ...] = (roles.AUTO,)
     # Conditions that all hold in the rows that are used: price>0,country=DE|FR,kind!=,day>=2026-01-01
     where: tuple[str, ...] = ()
-    split: str = (
-        ""  # random:0.8,0.1,0.1, time:0.8,0.1,0.1, last:1,1 or column; empty: by what is named below, or random
-    )
-    split_seed: int = 0  # of split=random
+    # random:0.8,0.1,0.1, time:0.8,0.1,0.1, last:1,1 or column; empty: by what is named below, or random
+    split: str = ""
+    split_seed: int = 0  # seed of split=random
     time: str = ""  # column of split=time, and of the order of split=last
     group: str = ""  # column of the groups of split=last
     split_column: str = ""  # column of split=column: train, validation or test in each row
     validation: str = ""  # files that validate, as `from`; empty: rows of `from` do
     test: str = ""  # files that are the test, as `from`; empty: rows of `from` are
-    delimiter: str = ""  # of CSV; empty: comma, tab, semicolon or bar, as the first line has it
-    ids: Frequency | Hash | Modulo = Frequency()  # how values become rows of tables
-    dense: DenseTransform = "standard"  # of the dense columns; see recjax.data.prepare.dense_columns
+    delimiter: str = ""  # delimiter of CSV; empty: comma, tab, semicolon or bar, as the first line has it
+    ids: Frequency | Hash | Modulo = Frequency()  # mapping of values to rows of tables
+    dense: DenseTransform = "standard"  # transform of the dense columns; see recjax.data.prepare.dense_columns
     missing_indicators: bool = False  # as many dense columns more: 1 where the value is missing
     cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
 

@@ -54,11 +54,11 @@ class Taobao:
     path: str = ""  # folder of prepared data
     validation_days: int = 1  # days before the test days that validate
     test_days: int = 1  # last days of the log, which are test
-    ids: Frequency | Hash | Modulo = Frequency(min_count=10)  # how values become rows of tables
+    ids: Frequency | Hash | Modulo = Frequency(min_count=10)  # mapping of values to rows of tables
     columns: Literal["all", "few"] = "all"  # few: price and three levels of the user, dense; user, ad, category, brand
-    dense: DenseTransform = "log1p"  # of the price; see recjax.data.prepare.dense_columns
+    dense: DenseTransform = "log1p"  # transform of the price; see recjax.data.prepare.dense_columns
     missing_indicators: bool = False  # one more dense column, price_missing: 1 where the price is missing
-    on_error: Literal["stop", "skip"] = "stop"  # at a malformed line; skip leaves it out and counts
+    on_error: Literal["stop", "skip"] = "stop"  # action at a malformed line: stop, or leave it out and count it
     cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
 
     def __post_init__(self) -> None:

@@ -37,7 +37,7 @@ class Tfds:
     kind: ClassVar[str] = "tfds"
 
     path: str = ""  # folder of prepared data
-    name: str = ""  # as TFDS names it: movielens/100k-ratings, mine:1.0.0
+    name: str = ""  # name of the dataset in TFDS: movielens/100k-ratings, mine:1.0.0
     columns: tuple[str, ...] = ()  # COLUMN:ROLE each; roles: id (one value), jagged (any number of them), dense
     label: str = ""  # column of the label
     threshold: float | None = None  # label 1 means that the column is at least this; none: the column holds 0 and 1
@@ -45,8 +45,8 @@ class Tfds:
     validation: str = "train[80%:90%]"  # TFDS split that validates; empty: none
     test: str = "train[90%:]"  # TFDS split that is the test; empty: none
     download: bool = False  # let TFDS download and build the dataset if it is not there
-    ids: Frequency | Hash | Modulo = Frequency()  # how values become rows of tables
-    dense: DenseTransform = "standard"  # of the dense columns; see recjax.data.prepare.dense_columns
+    ids: Frequency | Hash | Modulo = Frequency()  # mapping of values to rows of tables
+    dense: DenseTransform = "standard"  # transform of the dense columns; see recjax.data.prepare.dense_columns
     missing_indicators: bool = False  # as many dense columns more: 1 where the value is NaN
     cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
 

@@ -62,11 +62,12 @@ class Yelp:
     above: float = 4.0  # the label is stars > above (1 to 4.5)
     validation_fraction: float = 0.1  # share of the reviews before the test split that validate (the latest of them)
     test_fraction: float = 0.1  # share of all reviews that are test: the latest (both of businesses: drawn)
-    order: Literal["time", "business"] = "time"  # of the rows of a split; business: grouped, by time in each group
-    ids: Frequency | Hash = Frequency(min_count=2)  # how values become rows of tables
-    dense: DenseTransform = "log1p"  # of counts, stars and days; see recjax.data.prepare.dense_columns
+    # Order of the rows of a split; business: grouped, by time in each group
+    order: Literal["time", "business"] = "time"
+    ids: Frequency | Hash = Frequency(min_count=2)  # mapping of values to rows of tables
+    dense: DenseTransform = "log1p"  # transform of counts, stars and days; see recjax.data.prepare.dense_columns
     missing_indicators: bool = False  # for each dense column one more: 1 where the value is missing
-    on_error: Literal["stop", "skip"] = "stop"  # at a malformed line: stop, or leave it out and count it
+    on_error: Literal["stop", "skip"] = "stop"  # action at a malformed line: stop, or leave it out and count it
     cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
 
     def __post_init__(self) -> None:

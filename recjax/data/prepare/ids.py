@@ -26,7 +26,7 @@ class Frequency:
     kind: ClassVar[str] = "frequency"
 
     min_count: int = 1  # values that the training split holds fewer times share row 0 with those it never holds
-    modulo: int = 0  # values are reduced modulo this first (dlrm's --max-ind-range; at most so many rows); 0: are not
+    modulo: int = 0  # divisor by which values are reduced first (dlrm's --max-ind-range; at most so many rows); 0: none
 
     def __post_init__(self) -> None:
         check_ranges(self, min_count=(1, _MOST), modulo=(0, _MOST))
@@ -34,7 +34,8 @@ class Frequency:
 
 @dataclasses.dataclass(frozen=True)
 class _Computed:
-    rows: tuple[int, ...] = (1_000_000,)  # of the table, without that of missing values; one for all or one a feature
+    # Rows of the table, without that of missing values; one for all or one a feature
+    rows: tuple[int, ...] = (1_000_000,)
 
     def __post_init__(self) -> None:
         check_ranges(self, rows=(1, _MOST))

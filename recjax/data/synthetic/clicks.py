@@ -58,15 +58,15 @@ class Synthetic:
     train_rows: int = 524_288  # rows of the training split
     validation_rows: int = 32_768  # rows of the validation split
     test_rows: int = 65_536  # rows of the test split
-    planted_rows: int = 50  # ids from here on have no effect on the label
+    planted_rows: int = 50  # first id that has no effect on the label
     signal: float = 2.0  # scale of the logit; 0 makes labels independent of everything
     interaction: float = 0.5  # weight of the product of two features in the logit; 0 makes it additive
     bias: float = -0.5  # logit of a row without any effect
     shuffle_labels: bool = False  # permute the labels over the rows (block by block): the best AUC becomes 0.5
-    seed: int = 0  # of the data; independent of the seed of training
+    seed: int = 0  # seed of the data; independent of the seed of training
     labels: tuple[LabelKind, ...] = ()  # kinds of several labels; empty: one binary label
-    correlation: float = 0.5  # of the logits of any two of several labels
-    masked: bool = False  # of several labels all but the first count only where the first is above 0
+    correlation: float = 0.5  # correlation of the logits of any two of several labels
+    masked: bool = False  # let all but the first of several labels count only where the first is above 0
     raw_ids: bool = False  # ids are 64-bit hashes, as of a column without a vocabulary: for tables with ids=dynamic
 
     def __post_init__(self) -> None:

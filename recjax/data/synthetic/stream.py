@@ -42,17 +42,17 @@ class ZipfStream:
     kind: ClassVar[str] = "zipf_stream"
 
     rows: tuple[int, ...] = (1000,)  # V, rows of each table before the two settings below: one feature a table
-    scale: float = 1.0  # rows are multiplied by this, and rounded up
-    max_rows: int = 2**31 - 1  # and then capped at this
+    scale: float = 1.0  # factor of the rows; the product is rounded up
+    max_rows: int = 2**31 - 1  # largest number of rows of a scaled table
     ids_per_bag: tuple[int, ...] = (1,)  # H, ids per bag of each table
     dense: int = 13  # K, dense features, standard normal
-    exponent: float = 1.1  # of the Zipf law; 0: all ids are equally frequent
+    exponent: float = 1.1  # exponent of the Zipf law; 0: all ids are equally frequent
     click_rate: float = 0.25  # probability of the label 1, whatever the features
     distinct_blocks: int = 64  # blocks of 4096 rows after which the stream repeats itself; they are kept in memory
     train_rows: int = 2**26  # rows of the training split
     validation_rows: int = 0  # rows of the validation split
     test_rows: int = 65_536  # rows of the test split
-    seed: int = 0  # of the data; independent of the seed of training
+    seed: int = 0  # seed of the data; independent of the seed of training
 
     def __post_init__(self) -> None:
         if not self.rows or min(self.rows) < 1:
