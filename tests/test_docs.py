@@ -1,5 +1,6 @@
 """README.md and the pages of docs/: short enough, every link leads somewhere, and their longer examples work."""
 
+import ast
 import contextlib
 import importlib.util
 import io
@@ -94,6 +95,28 @@ def test_the_loop_of_ones_own_learns(capsys):
     *losses, auc = capsys.readouterr().out.split("\n")[:-1]
     assert [line.split()[0] for line in losses] == ["20", "40", "60"]
     assert float(losses[-1].split()[1]) < float(losses[0].split()[1]) and 0.6 < float(auc) < 1
+
+
+@pytest.mark.full
+def test_the_model_of_a_user_of_torchrec_trains(tmp_path, monkeypatch, capsys):
+    """Its labels are drawn by chance."""
+    monkeypatch.chdir(tmp_path)
+    exec(compile(marked("guides/from_torchrec.md", "from-torchrec"), "from_torchrec.md", "exec"), {"__name__": "page"})
+    assert 0.3 < float(capsys.readouterr().out.split()[-1]) < 0.7
+
+
+def test_messages_that_the_page_on_troubleshooting_names_are_those_of_the_code():
+    """Each piece between dots, in the first cells of its tables, is part of a text in the code."""
+    texts = [
+        node.value
+        for file in sorted((ROOT / "recjax").rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    rows = [line for line in (DOCS / "guides/troubleshooting.md").read_text().splitlines() if line.startswith("| ")]
+    quoted = [message for row in rows for message in re.findall("`([^`]+)`", row.split(" | ")[0])]
+    pieces = [piece.strip(" .()") for message in quoted for piece in message.split("...")]
+    assert len(quoted) > 15 and [p for p in pieces if not any(p in text for text in texts)] == []
 
 
 @pytest.mark.parametrize(
