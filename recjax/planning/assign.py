@@ -166,7 +166,7 @@ def sizes(demand: Demand, ways: Assignment) -> StepSizes:
         there, back = (float(encoded_bytes(each, precision, work.item_bytes)) for precision in ways_of)
         vectors = (Vectors(there, back, tuple(owned), math.ceil(counted / N) * demand.samples, weighted),)
     of_tables, routed = (tuple(rows), tuple(copies), vectors), together([part for part in ways_of_ids if part.features])
-    groups = work.replicas, work.groups_agree
+    groups = work.replicas, work.groups_agree, work.all_hosts
     return StepSizes(N, work.hosts, demand.samples, work.item_bytes, *of_tables, demand.host_routes, routed, *groups)
 
 

@@ -40,6 +40,7 @@ class Workload:
       item_bytes: of a table's element, if that is not bfloat16, and of a slot's.
       dedup: whether a row travels once for all ids of a device that ask for it.
       groups_agree: whether the groups hold the same tables, and add the gradients of all before each update.
+      all_hosts: that all groups stand in.
     """
 
     profile: Profile
@@ -50,6 +51,7 @@ class Workload:
     item_bytes: int = 4
     dedup: bool = True
     groups_agree: bool = True
+    all_hosts: int = 1
 
     def resolved(self, spec: TableSpec, exchange: Exchange, ranges: int = 1, parts: int = 1) -> Exchange:
         """The exchange of a table that is cut so; of the kinds, if that is left open, the one of fewer bytes.

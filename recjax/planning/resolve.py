@@ -86,4 +86,5 @@ def workload(
     profile = profile_of(source, tables, features, batch_size, devices * replicas)
     item_bytes = 8 if config.compute_dtype == "float64" else 4
     agree = config.train.replica_sync == "exact"
-    return Workload(profile, batch_size, devices, hosts, replicas, item_bytes, config.embedding.dedup, agree)
+    how = item_bytes, config.embedding.dedup, agree, config.mesh.hosts
+    return Workload(profile, batch_size, devices, hosts, replicas, *how)

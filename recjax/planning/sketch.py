@@ -57,8 +57,8 @@ class _Writer:
 
     def over_all(self, kind: str, part: str, moved: float, after: Sequence[int]) -> int:
         """Adds a collective over the devices of all replica groups."""
-        hosts = self.sizes.hosts * self.sizes.replicas if self.sizes.hosts > 1 else 0
-        return self.collective(kind, part, moved, after, self.sizes.all_devices, hosts)
+        hosts = max(self.sizes.all_hosts, self.sizes.hosts)
+        return self.collective(kind, part, moved, after, self.sizes.all_devices, hosts if hosts > 1 else 0)
 
     def all_to_all(self, part: str, moved: float, after: Sequence[int], two_step: bool = False) -> int:
         """Adds an exchange; on a CPU a device cuts what it sends into a piece for each other one."""
@@ -342,7 +342,8 @@ def _of_groups(write: _Writer, buffer: Buffer, rows: float, after: int) -> tuple
     if groups == 1:
         return rows, after
     moved = groups * rows * (_ID + buffer.width * write.sizes.item_bytes)
-    gathered = write.collective("all_gather", "replica_exchange", moved, [after], groups)
+    apart = write.sizes.all_hosts // write.sizes.hosts  # hosts of the devices that gather
+    gathered = write.collective("all_gather", "replica_exchange", moved, [after], groups, apart if apart > 1 else 0)
     return groups * rows, _coalesce(write, buffer, groups * rows, [gathered])
 
 

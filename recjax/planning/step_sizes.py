@@ -183,6 +183,7 @@ class StepSizes:
       routed: ids of a batch of all devices, by the way in which they are routed; () if rows are listed for all.
       replicas: replica groups.
       groups_agree: whether these hold the same tables, and add the gradients of all before each update.
+      all_hosts: that all groups are in.
     """
 
     devices: int
@@ -196,6 +197,7 @@ class StepSizes:
     routed: tuple[Routed, ...] = ()
     replicas: int = 1
     groups_agree: bool = True
+    all_hosts: int = 1
 
     @property
     def all_devices(self) -> int:
@@ -274,7 +276,7 @@ def of_plan(bound: BoundPlan, work: Workload, host_routes: bool = True) -> StepS
 
     of_tables = rows, copies, vectors
     by_way = routed(bound, ids)
-    groups = bound.replicas, not bound.independent
+    groups = bound.replicas, not bound.independent, work.all_hosts
     return StepSizes(bound.devices, bound.hosts, samples, work.item_bytes, *of_tables, host_routes, by_way, *groups)
 
 

@@ -147,6 +147,9 @@ def test_replica_groups_add_dense_gradients_of_all_and_rows_if_they_agree():
         for graph in (exact, apart)
     ]
     assert added == [[800, 800], [400, 400]]  # values and slots, of the rows of both groups or of one
+    far = dataclasses.replace(groups, all_hosts=2)  # a host for each group
+    over = {w.kernel: w.sizes.get("hosts") for n in sketch(far, DENSE).nodes for w in n.works if n.kind == "collective"}
+    assert over == {"all_to_all": None, "all_reduce": 2, "all_gather": 2}
     one_each = dataclasses.replace(groups, devices=1, replicas=8, rows=())
     assert [w.sizes["devices"] for n in sketch(one_each, DENSE).nodes for w in n.works if w.kernel == "all_reduce"] == [
         8,
