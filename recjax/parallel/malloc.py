@@ -7,9 +7,12 @@ cores a step of bench_kaggle16 took 90 ms with huge pages and 127 without (JAX 0
 way), and with memory kept too 85 instead of 89 (JAX 0.12.0.1, medians of two runs each by turns). Blocks above 1 GiB,
 such as large tables, still go back to the system when they are freed.
 
-Where JAX has an accelerator every thread keeps an arena of its own: the threads in which XLA tries kernels while it
-compiles for a GPU wait for each other in a single one. On an H100 with 16 cores the first step of bench_kaggle16 came
-after 60 to 70 s with these tunables, and after 25 to 28 s without any.
+Every thread keeps an arena of its own, as it is by default. In a single one threads wait for each other. On two cores
+of an AMD EPYC steps took so many times as long in one arena (JAX 0.10.2, by turns): movietweetings on eight devices
+1.2, on one 1.5 to 2.1; synthetic on two 1.4; bench_kaggle16 on eight 1.15 to 1.9, on one as long. On an H100 with 16
+cores, where XLA tries kernels in many threads, the first step of bench_kaggle16 came after 60 to 70 s instead of 25 to
+28. In return only the first arena can hold blocks of 64 MiB and more, so that those of other threads do go back: a step
+of bench_multihot, which has such blocks, took 0.9 times as long in one arena.
 
 What the process starts gets none of it: once glibc has read the tunables they leave the environment. A recjax command
 among the children sets its own; others that are to have them are started within `passed_on`.
@@ -19,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -30,8 +32,6 @@ _NO_RESTART = "RECJAX_NO_REEXEC"
 _RESTARTED = "RECJAX_RESTARTED"  # for the moment of the restart: the process, so that no child takes it for its own
 _ARROW = "ARROW_DEFAULT_MEMORY_POOL"
 _SYSTEM = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-_DEVICES = Path("/dev")
-_ONE_ARENA = "glibc.malloc.arena_max=1"  # only the first of them can hold blocks of more than 32 MiB
 _KEEP = (f"glibc.malloc.mmap_threshold={2**30}", f"glibc.malloc.trim_threshold={2**30}")
 _HUGE = "glibc.malloc.hugetlb=1"
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -73,7 +73,7 @@ def passed_on() -> Iterator[None]:
 
 def environment() -> dict[str, str]:
     """Returns the tunables for this system as environment variables. Arrow takes its memory from glibc, too."""
-    asked = [*([] if _accelerators() else [_ONE_ARENA]), *_KEEP, *([_HUGE] if _huge_on_request() else [])]
+    asked = [*_KEEP, *([_HUGE] if _huge_on_request() else [])]
     return {_TUNABLES: ":".join(asked), _ARROW: os.environ.get(_ARROW, "system")}
 
 
@@ -105,15 +105,6 @@ def return_free() -> None:
     """Gives the system what of the heap is free now, for example after a compilation; nothing where no glibc is."""
     if _glibc():
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _accelerators() -> bool:
-    """Returns whether JAX will start with a GPU or TPU, as far as that can be known without starting it."""
-    if asked := os.environ.get("JAX_PLATFORMS", ""):
-        return asked.split(",")[0] != "cpu"
-    if not any(importlib.util.find_spec(plugin) for plugin in ("jax_plugins", "libtpu")):
-        return False
-    return any(any(_DEVICES.glob(pattern)) for pattern in ("nvidia[0-9]*", "accel[0-9]*", "vfio/[0-9]*"))
 
 
 def _glibc() -> bool:
