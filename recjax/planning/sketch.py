@@ -114,16 +114,16 @@ def sketch(sizes: StepSizes, dense: DenseSizes, shared: bool = False) -> Graph:
         merged = _coalesce(write, g.buffer, received, [arrived])
         if g.divided:
             merged = _statistic(write, g.buffer.name, received, g.divided, received, merged)
-        received, merged = _of_groups(write, g.buffer, received, merged)
-        _update(write, g.buffer, received, [merged, good])
+        summed_rows, merged = _of_groups(write, g.buffer, received, merged)
+        _update(write, g.buffer, summed_rows, [merged, good])
     for v, arrived in zip(sizes.vectors, returned, strict=True):
         for own in v.groups:
             ids = sizes.devices * own.list_ids
             merged = _by_row(write, own, [arrived])
             if own.divided:
                 merged = _statistic(write, own.buffer.name, ids, own.divided, own.distinct, merged)
-            distinct, merged = _of_groups(write, own.buffer, own.distinct, merged)
-            _update(write, own.buffer, distinct, [merged, good])
+            summed_rows, merged = _of_groups(write, own.buffer, own.distinct, merged)
+            _update(write, own.buffer, summed_rows, [merged, good])
     for c in sizes.copies:
         table, slots = 1.0 * c.buffer.rows * c.buffer.width * sizes.item_bytes, c.buffer.rows * c.buffer.slot_bytes
         written = table + 2 * c.buffer.rows * c.buffer.value_bytes

@@ -97,7 +97,7 @@ def test_resume_anywhere_with_any_batch_size_and_workers_gives_the_tail(counts, 
 
 
 @pytest.mark.full
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(
     counts=counts,
     size=st.integers(1, 10),

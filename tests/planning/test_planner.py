@@ -256,7 +256,6 @@ def test_what_does_not_fit_is_refused_with_the_cheapest_change_that_would(preset
 
 
 @pytest.mark.full
-@pytest.mark.few_programs
 def test_a_run_keeps_its_plan_and_goes_on_with_it_on_any_machine(preset, tmp_path):
     machine, run = tmp_path / "machine.json", tmp_path / "run"
     write(slow_machine(), machine)
@@ -273,7 +272,6 @@ def test_a_run_keeps_its_plan_and_goes_on_with_it_on_any_machine(preset, tmp_pat
 
 
 @pytest.mark.full
-@pytest.mark.few_programs
 def test_a_planned_run_with_hot_rows_goes_on_with_them(tmp_path):
     """As long as it has room for them; it is by the planner's machine that they are chosen."""
     machine, run = tmp_path / "machine.json", tmp_path / "run"

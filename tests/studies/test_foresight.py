@@ -330,8 +330,8 @@ def test_the_command_reports_draws_and_says_what_was_measured_under_load(tmp_pat
     assert result["report"]["rows"] and (out / "foresight.html").is_file() and (out / "foresight.md").is_file()
     again = len(faked)
     assert inside(*how, "--json").status == 0 and len(faked) == again  # all was done before
-    assert_refused(inside(*how, "--seed", "1"), 2, "other settings (seed)")
-    assert_refused(inside(*how, "--full"), 2, "other settings (full)")  # whose parts are of other lengths
+    assert_refused(inside(*how, "--seed", "1"), 2, r"other settings \(seed\)")
+    assert_refused(inside(*how, "--full"), 2, r"other settings \(full\)")  # whose parts are of other lengths
 
 
 @pytest.mark.full

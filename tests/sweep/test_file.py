@@ -4,7 +4,7 @@ import itertools
 import shlex
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.commands import assert_refused, inside
 
@@ -84,6 +84,7 @@ def test_a_run_keeps_its_folder_when_the_file_grows_and_devices_tell_runs_apart(
 
 
 @pytest.mark.full
+@settings(max_examples=15)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3))
 def test_as_many_runs_as_the_product(tmp_path_factory, lengths):
     keys = ("seed", "embedding.dim", "train.batch_size")
