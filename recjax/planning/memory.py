@@ -26,7 +26,7 @@ def needed(sizes: StepSizes, dense: DenseSizes, cache_bytes: int = 0) -> dict[st
     widths = dense.columns + sum(n for _, n in dense.layers) + (dense.pairs[0] ** 2 if dense.pairs else 0)
     found = {
         "tables": sizes.copied_bytes + min(sizes.spread_bytes, cache_bytes or math.inf),
-        "dense": 1.0 * item * dense.values * ((1 + dense.slots) / share + 1),
+        "dense": item * dense.values * ((1 + dense.slots) / share + 1),
         "batch": 4.0 * (sum(sizes.lists) + 2 * sizes.ids) + item * b * 32,
         "temporaries": _ALIVE * sizes.fetched_bytes + _ACTIVATIONS * item * b / dense.accumulate * widths,
     }

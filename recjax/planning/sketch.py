@@ -106,7 +106,7 @@ def sketch(sizes: StepSizes, dense: DenseSizes, shared: bool = False) -> Graph:
         for v in sizes.vectors
     ]
     last = write.kernel(
-        "check", "finite_check", [_pass("reduce.rows", 1.0 * sizes.item_bytes * dense.values)], summed, launches=20
+        "check", "finite_check", [_pass("reduce.rows", sizes.item_bytes * dense.values)], summed, launches=20
     )
     good = write.over_all("all_reduce", "finite_check", 8.0, [last])
     for g, arrived in zip(sizes.rows, sent, strict=True):
@@ -137,7 +137,7 @@ def sketch(sizes: StepSizes, dense: DenseSizes, shared: bool = False) -> Graph:
         launches = 4 + 2 * c.buffer.slots
         write.kernel(c.buffer.name, "sparse_update", works, [*summed, good], launches)
     share = sizes.all_devices if dense.sharded else 1
-    passes = (3 + 2 * dense.slots) * 1.0 * sizes.item_bytes * dense.values / share
+    passes = (3 + 2 * dense.slots) * sizes.item_bytes * dense.values / share
     write.kernel(
         "dense_update",
         "dense_update",
@@ -213,7 +213,7 @@ def _dense(write: _Writer, dense: DenseSizes, after: Sequence[int]) -> tuple[int
     b, item = write.sizes.samples, write.sizes.item_bytes
     waits, parts = list(after), dense.accumulate
     if dense.sharded:
-        waits.append(write.over_all("all_gather", "dense_gather", 1.0 * item * dense.values, []))
+        waits.append(write.over_all("all_gather", "dense_gather", item * dense.values, []))
     last = write.kernel("concatenate", "dense_forward", [_pass("elementwise", 2.0 * b * dense.columns * item)], waits)
     if dense.pairs:
         last = write.kernel("interaction", "dense_forward", [_pairs(dense, b, "nt")], [last], launches=3 * parts)
@@ -294,7 +294,7 @@ def _dense_sums(
         write.kernel(
             "divide",
             "dense_grads",
-            [_pass("elementwise", 2.0 * write.sizes.item_bytes * dense.values)],
+            [_pass("elementwise", 2 * write.sizes.item_bytes * dense.values)],
             summed,
             launches=max(1, dense.leaves),
         )

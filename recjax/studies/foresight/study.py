@@ -292,6 +292,8 @@ def measured_cases(kept: Finished, cases: Sequence[Case]) -> tuple[list[Found], 
             passes.setdefault(record["case"], []).append(record)
     for of_passes in by_turns.values():
         names = [name for name in of_passes[0] if all(name in of_pass for of_pass in of_passes)]
+        if not names:
+            continue
         rounds = measure.with_speeds([[one for of_pass in of_passes for one in of_pass[name]] for name in names])
         passes |= dict(zip(names, rounds, strict=True))
     for own in comparisons(cases).values():
