@@ -1,4 +1,4 @@
-"""Asks glibc's allocator, in runs on a CPU and in preparations, for huge pages and to keep memory that is given back.
+"""Asks glibc's allocator, in commands that train or prepare data, for huge pages and to keep what is given back.
 
 XLA asks again for the arrays of every step, some hundred MB. By default glibc returns blocks of that size to the system
 at once, so that Linux hands out and clears 4600 pages in every step of bench_multihot; and it does so in pages of 4
@@ -9,11 +9,11 @@ such as large tables, still go back to the system when they are freed.
 
 Every thread keeps an arena of its own, as it is by default. In a single one threads wait for each other. On two cores
 of an AMD EPYC steps took so many times as long in one arena (JAX 0.10.2, by turns): movietweetings on eight devices
-1.2, on one 1.5 to 2.1; synthetic on two 1.4; bench_kaggle16 on eight 1.15 to 1.9, on one as long. It is also the
-likely cause why on an H100 with 16 cores, where XLA tries kernels in many threads, the first step of bench_kaggle16
-came after 60 to 70 s with all tunables, and after 25 to 28 without any. In return only the first arena can hold blocks
-of 64 MiB and more, so that those of other threads do go back: a step of bench_multihot, which has such blocks, took 0.9
-times as long in one arena.
+1.2, on one 1.5 to 2.1; synthetic on two 1.4; bench_kaggle16 on eight 1.15 to 1.9, on one as long. On an H100 with 16
+cores, where XLA tries kernels in many threads, the first step of bench_kaggle16 came after 60 to 70 s in one arena, and
+comes after 24 to 26 with one for every thread. In return only the first arena can hold blocks of 64 MiB and more, so
+that those of other threads do go back: a step of bench_multihot, which has such blocks, took 0.9 times as long in one
+arena.
 
 What the process starts gets none of it: once glibc has read the tunables they leave the environment. A recjax command
 among the children sets its own; others that are to have them are started within `passed_on`.
