@@ -39,6 +39,7 @@ def check(counts, nothing, most=None):
 
 
 LENGTHS = st.sampled_from([0, 1, 2, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 5 * PIECE + 3, PIECE**2, PIECE**2 + 1])
+SIZES = (37, 131, 263, 523, 1031, 1601)  # of all entries; a program is compiled for each
 
 
 @pytest.mark.full
@@ -47,7 +48,9 @@ LENGTHS = st.sampled_from([0, 1, 2, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 5 * 
 @example([PIECE**3 + 5, 0, 1], 3)  # three levels
 @example([0, 0], 1)
 def test_sums_are_those_of_numpy(counts, nothing):
-    check(counts, nothing)
+    """Empty segments and entries that belong to none make up for the difference to a few shapes."""
+    counts = counts + [0] * ((3 if len(counts) <= 3 else 6) - len(counts))
+    check(counts, next((size - sum(counts) for size in SIZES if size >= sum(counts) + nothing), nothing))
 
 
 @pytest.mark.parametrize("shift", range(PIECE + 1))

@@ -29,7 +29,7 @@ from recjax.train.run.open_run import open_run
 from recjax.train.trainer import build_trainer
 
 pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
-pytestmark = pytest.mark.light_compile
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 WITH_ONNX = importlib.util.find_spec("onnx") and importlib.util.find_spec("onnxruntime")
 HISTORY = Path(__file__).parents[1] / "models/history_preset.py"
 

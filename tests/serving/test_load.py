@@ -12,7 +12,7 @@ from support.serving import export_shop
 
 from recjax.serving import load
 
-pytestmark = pytest.mark.light_compile
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 
 def offered(post, qps=200, seconds=0.5, bodies=(b"x",)):

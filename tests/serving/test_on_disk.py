@@ -10,7 +10,7 @@ from recjax.serving import loader
 from recjax.serving.export import write
 from recjax.serving.on_disk import PooledBags, components, decoded, poolable
 
-pytestmark = pytest.mark.light_compile
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 
 def test_tables_that_share_a_feature_go_together():

@@ -15,7 +15,8 @@ from recjax.train.trainer import build_trainer
 
 pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
-pytestmark = [pytest.mark.full, pytest.mark.light_compile]  # as all that needs an extra
+# As all that needs an extra: full.
+pytestmark = [pytest.mark.full, pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 from recjax.serving.onnx_graph import OPSET, Graph, add_module  # noqa: E402  # needs onnx
 

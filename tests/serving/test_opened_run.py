@@ -19,7 +19,7 @@ from recjax.serving import table_rows
 from recjax.serving.faults import RowFaults
 from recjax.train.trainer import Trainer
 
-pytestmark = [pytest.mark.full, pytest.mark.light_compile]
+pytestmark = [pytest.mark.full, pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 TRAIN = ("mesh.devices=2", "train.epochs=1", "train.batch_size=64", "model.interaction=dot")
 

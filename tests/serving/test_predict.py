@@ -18,7 +18,7 @@ from recjax.data.storage.blocks import open_prepared, write_prepared
 from recjax.serving.predict import predict
 from recjax.train.run.open_run import open_run
 
-pytestmark = [pytest.mark.full, pytest.mark.shared_programs, pytest.mark.light_compile]
+pytestmark = [pytest.mark.full, pytest.mark.shared_programs, pytest.mark.light_compile, pytest.mark.few_programs]
 
 # 700 rows: two batches of 256, and a rest.
 TRAIN = ("seed=1", "mesh.devices=2", "train.epochs=1", "train.batch_size=64", "train.eval_batch_size=256")

@@ -19,7 +19,7 @@ from recjax.sweep import run as sweep_run
 from recjax.sweep.file import read_sweep
 from recjax.train.checkpoint.checkpoints import Checkpoints
 
-pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_compile]
+pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_compile, pytest.mark.few_programs]
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_sweep_goes_on_after_a_failure_resumes_and_skips(file, forks, tmp_path
     assert "failed" in again.out and again.out.splitlines()[0].split()[:3] == ["run", "batch_size", "test_rows"]
 
 
-def test_one_run_by_its_index_and_the_results_of_all(file, tmp_path):
+def test_one_run_by_its_index_and_the_results_of_all(file, forks, tmp_path):
     out = tmp_path / "out"
     one = inside("sweep", file, "--out", out, "--index", "2", "--json")
     (row,) = one.result["runs"]

@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.multiprocess,
     pytest.mark.filterwarnings("default"),
     pytest.mark.light_compile,
+    pytest.mark.few_programs,
 ]
 
 BATCH = 64  # of the preset

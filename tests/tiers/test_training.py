@@ -42,7 +42,7 @@ from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer
 from recjax.utils.lazy_arrays import load
 
-pytestmark = pytest.mark.light_compile
+pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
 
 
 def test_bits_are_those_of_rows_on_the_devices_and_a_run_goes_on_with_either(monkeypatch: pytest.MonkeyPatch) -> None:

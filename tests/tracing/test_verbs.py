@@ -13,7 +13,7 @@ from recjax.errors import ConfigError
 from recjax.tracing import verbs
 from recjax.tracing.verbs import write
 
-pytestmark = [pytest.mark.full, pytest.mark.light_compile]
+pytestmark = [pytest.mark.full, pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 RUN = ("mesh.devices=4", "train.steps=100")
 

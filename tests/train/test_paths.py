@@ -16,7 +16,7 @@ from recjax.data.storage.blocks import open_prepared, write_prepared
 from recjax.errors import ConfigError
 from recjax.utils.paths import Plain, expanded, located
 
-pytestmark = [pytest.mark.full, pytest.mark.light_compile]
+pytestmark = [pytest.mark.full, pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 ELSEWHERE = Path(recjax.__file__).parent  # a working folder whose folder `data` holds none
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from support.contract import DATA, OPTIONS, STEPS, B, Net, V, make_batch
+from support.few_programs import few
 from support.problems import Placed, Problem, Result, compare, run_oracle, run_sharded, trainer_of
 
 from recjax.comms.compiled import collectives
@@ -222,9 +223,10 @@ def test_bits_do_not_depend_on_slots() -> None:
         routed = [trainer.route(batch, B) for batch in problem.batches]
         stream = InputStream(lambda _, routed=routed: iter(routed), trainer.router, B, B * STEPS, None, stages)  # type: ignore[misc]
         state = trainer.init_state()
-        for inputs in stream:
-            state, metrics = trainer.train_step(state, inputs)
-            assert bool(metrics["ok"])
+        with few():
+            for inputs in stream:
+                state, metrics = trainer.train_step(state, inputs)
+                assert bool(metrics["ok"])
         ends.append(jax.tree.map(np.ndarray.tobytes, load(trainer.export(state))))
     assert ends[1:] == ends[:1] * 2
 
