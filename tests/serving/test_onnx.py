@@ -15,7 +15,7 @@ from recjax.train.trainer import build_trainer
 
 pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
-# As all that needs an extra: full.
+# Full, as all that needs an extra.
 pytestmark = [pytest.mark.full, pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 from recjax.serving.onnx_graph import OPSET, Graph, add_module  # noqa: E402  # needs onnx

@@ -33,7 +33,7 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 pytest.importorskip("prometheus_client", reason="the extra `serve` is not installed")
 pytest.importorskip("flatbuffers", reason="the extra `serve` is not installed")
-# As all that needs an extra: full.
+# Full, as all that needs an extra.
 pytestmark = [pytest.mark.full, pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 CONFIG = ServiceConfig(most_candidates=8, queue=4, most_bytes=20_000, read_s=0.2)
