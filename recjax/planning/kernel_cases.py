@@ -191,6 +191,7 @@ def _classes(dtypes: Sequence[str]) -> Iterator[_Class]:
         # columns of rows, as they are cut
         ("copy", 128, _pass(lambda x: jax.lax.slice_in_dim(x, 16, 32, axis=1), 128, 48)),
         ("copy.joined", 512, _copy_joined),
+        ("copy.fused_joined", 512, _copy_fused_joined),
         ("copy.transposed", 8, functools.partial(_copy_transposed, "f32")),
         ("copy.bf16_transposed", 4, functools.partial(_copy_transposed, "bf16")),
         ("reduce.rows", 256, _pass(lambda x: x.sum(axis=1), 256, 64)),
@@ -368,6 +369,13 @@ def _copy_joined(moved: int) -> Run:
     D = 16
     parts = [_values((max(1, moved // (8 * 4 * D)), D), plus=i) for i in range(4)]
     return runner(lambda *parts: jnp.concatenate(parts, axis=1), *parts)
+
+
+def _copy_fused_joined(moved: int) -> Run:
+    """Flat and of unlike lengths, as gradients are joined: the change of shape makes it a fusion."""
+    D = 16
+    parts = [_values((max(1, moved // (8 * part * D)), D), plus=i) for i, part in enumerate((8, 2, 4, 8))]
+    return runner(lambda *parts: jnp.concatenate([part.reshape(-1) for part in parts]), *parts)
 
 
 def _copy_transposed(dtype: str, moved: int) -> Run:

@@ -102,7 +102,7 @@ def _of_fusion(computation: Computation) -> tuple[Work, ...]:
     read = sum(needed[i.name] * i.arrays[0].item_bytes for i in members.values() if i.opcode == "parameter")
     rest = read + _written(computation.root, members) - sum(work.bytes for work in found)
     if rest > 0 or not found:
-        found.append(_streamed(members.values(), max(rest, 0.0), needed))
+        found.append(_streamed(members.values(), max(rest, 0.0), needed, fused=True))
     return (*found, *_transcendental(members.values(), needed), *_rounded(computation, needed))
 
 
@@ -348,12 +348,13 @@ def sort(keys: float, operands: int, moved: float) -> Work:
     return Work("sort", sizes, keys * math.ceil(math.log2(max(2.0, keys))), 2 * moved)
 
 
-def _streamed(members: Iterable[Instruction], moved: float, needed: Mapping[str, float]) -> Work:
+def _streamed(members: Iterable[Instruction], moved: float, needed: Mapping[str, float], fused: bool = False) -> Work:
     """One pass over so many bytes; `needed` says how many elements of each member are computed.
 
     Its class says how it goes through them: "copy.transposed" if it changes their order, "copy.joined" if it puts
     pieces side by side, else "elementwise" if it computes, or "copy". Passes that compute or change the order have a
-    variant where numbers have 16 bits.
+    variant where numbers have 16 bits. One that is `fused` and joins has one too: XLA's loops for CPUs ask of
+    each element in which piece it is, where an instruction of its own copies whole pieces.
     """
     busy = [i for i in members if i.opcode not in FREE]
     flops = sum(needed.get(i.name, 0.0) for i in busy if i.opcode not in _MOVES and i.arrays)
@@ -361,7 +362,7 @@ def _streamed(members: Iterable[Instruction], moved: float, needed: Mapping[str,
     if any(_transposes(i) for i in busy):
         kind = f"copy.{narrow}_transposed" if narrow else "copy.transposed"
     elif any(i.opcode == "concatenate" for i in busy):
-        kind = "copy.joined"
+        kind = "copy.fused_joined" if fused else "copy.joined"
     elif flops:
         kind = f"elementwise.{narrow}" if narrow else "elementwise"
     else:

@@ -250,7 +250,15 @@ SLICED = """HloModule sliced, entry_computation_layout={()->()}
   ROOT %out = f32[16,96,1]{2,1,0} copy(%other)
 }
 
-ENTRY %main (table: f32[96,16], which: s32[96], y: f32[96,1,16]) -> (bf16[32,16], f32[16,96,1], f32[96,32], f32[1,96,16]) {
+%flat (a: f32[96,16], b: f32[96,1,16]) -> f32[3072] {
+  %a = f32[96,16]{1,0} parameter(0)
+  %b = f32[96,1,16]{2,1,0} parameter(1)
+  %a_flat = f32[1536]{0} bitcast(%a)
+  %b_flat = f32[1536]{0} bitcast(%b)
+  ROOT %both = f32[3072]{0} concatenate(%a_flat, %b_flat), dimensions={0}
+}
+
+ENTRY %main (table: f32[96,16], which: s32[96], y: f32[96,1,16]) -> (bf16[32,16], f32[16,96,1], f32[96,32], f32[1,96,16], f32[3072]) {
   %table = f32[96,16]{1,0} parameter(0)
   %which = s32[96]{0} parameter(1)
   %y = f32[96,1,16]{2,1,0} parameter(2)
@@ -258,7 +266,8 @@ ENTRY %main (table: f32[96,16], which: s32[96], y: f32[96,1,16]) -> (bf16[32,16]
   %order = f32[16,96,1]{2,1,0} fusion(%y), kind=kLoop, calls=%turned
   %side = f32[96,32]{1,0} concatenate(%table, %table), dimensions={1}
   %same = f32[1,96,16]{2,1,0} transpose(%y), dimensions={1,0,2}
-  ROOT %all = (bf16[32,16]{1,0}, f32[16,96,1]{2,1,0}, f32[96,32]{1,0}, f32[1,96,16]{2,1,0}) tuple(%part, %order, %side, %same)
+  %behind = f32[3072]{0} fusion(%table, %y), kind=kLoop, calls=%flat
+  ROOT %all = (bf16[32,16]{1,0}, f32[16,96,1]{2,1,0}, f32[96,32]{1,0}, f32[1,96,16]{2,1,0}, f32[3072]{0}) tuple(%part, %order, %side, %same, %behind)
 }
 """  # noqa: E501 (as XLA breaks no lines)
 
@@ -272,6 +281,8 @@ def test_a_fusion_computes_what_its_result_asks_for_and_a_pass_is_classed_by_its
     assert powers.kernel == "transcendental" and powers.sizes["elements"] == 32 * 16
     assert nodes["order"].works[0].kernel == "copy.transposed"
     assert nodes["side"].works[0].kernel == "copy.joined"
+    (flat,) = nodes["behind"].works
+    assert (flat.kernel, flat.bytes) == ("copy.fused_joined", 2 * 3072 * 4)
     assert nodes["same"].works[0].kernel == "copy"  # a dimension of one row may stand anywhere
     halved = SLICED.replace("f32[96,1,16]", "bf16[96,1,16]").replace("f32[16,96,1]", "bf16[16,96,1]")
     assert nodes_of(halved)["order"].works[0].kernel == "copy.bf16_transposed"
