@@ -266,8 +266,8 @@ ENTRY %main (table: f32[96,16], which: s32[96], y: f32[96,1,16]) -> (bf16[32,16]
   %order = f32[16,96,1]{2,1,0} fusion(%y), kind=kLoop, calls=%turned
   %side = f32[96,32]{1,0} concatenate(%table, %table), dimensions={1}
   %same = f32[1,96,16]{2,1,0} transpose(%y), dimensions={1,0,2}
-  %behind = f32[3072]{0} fusion(%table, %y), kind=kLoop, calls=%flat
-  ROOT %all = (bf16[32,16]{1,0}, f32[16,96,1]{2,1,0}, f32[96,32]{1,0}, f32[1,96,16]{2,1,0}, f32[3072]{0}) tuple(%part, %order, %side, %same, %behind)
+  %in_a_row = f32[3072]{0} fusion(%table, %y), kind=kLoop, calls=%flat
+  ROOT %all = (bf16[32,16]{1,0}, f32[16,96,1]{2,1,0}, f32[96,32]{1,0}, f32[1,96,16]{2,1,0}, f32[3072]{0}) tuple(%part, %order, %side, %same, %in_a_row)
 }
 """  # noqa: E501 (as XLA breaks no lines)
 
@@ -281,7 +281,7 @@ def test_a_fusion_computes_what_its_result_asks_for_and_a_pass_is_classed_by_its
     assert powers.kernel == "transcendental" and powers.sizes["elements"] == 32 * 16
     assert nodes["order"].works[0].kernel == "copy.transposed"
     assert nodes["side"].works[0].kernel == "copy.joined"
-    (flat,) = nodes["behind"].works
+    (flat,) = nodes["in_a_row"].works
     assert (flat.kernel, flat.bytes) == ("copy.fused_joined", 2 * 3072 * 4)
     assert nodes["same"].works[0].kernel == "copy"  # a dimension of one row may stand anywhere
     halved = SLICED.replace("f32[96,1,16]", "bf16[96,1,16]").replace("f32[16,96,1]", "bf16[16,96,1]")

@@ -396,11 +396,3 @@ def test_tables_on_disk_give_the_same_bits(tmp_path, quantize, disk):
     weights = {k: x[starts[k] : starts[k] + one[k]] if k in one else x[whole[:1]] for k, x in given["weights"].items()}
     found = model(ids, {k: np.array([n]) for k, n in one.items()}, weights, given["dense"][whole[:1]])
     np.testing.assert_allclose(found, truth[whole[:1]], rtol=1e-5)
-
-
-def test_mistakes_in_tables_on_disk(tmp_path):
-    trainer, state = untrained()
-    with pytest.raises(ConfigError, match="the model has no table 'sparse_9'. Did you mean sparse_3"):
-        write(trainer, state, 0, tmp_path / "made", disk=["sparse_9"])
-    with pytest.raises(ConfigError, match="--disk is for --format stablehlo|by the package onnx"):
-        recjax.export(tmp_path / "run", tmp_path / "made", format="onnx", disk="all")

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 from support.exports import exported, rows_of, untrained
 
+import recjax
 from recjax.embedding.quantize import encode
+from recjax.errors import ConfigError
 from recjax.serving import loader
 from recjax.serving.export import write
 from recjax.serving.on_disk import PooledBags, components, decoded, poolable
@@ -93,3 +95,12 @@ def test_pooled_bags_give_the_same_scores(tmp_path):
     assert np.abs(others / found - 1).max() > 0.01, "weights are part of the key"
     with pytest.raises(loader.ExportError, match="no table on disk with bags of several ids"):
         loader.load(tmp_path / "memory", pooled_bytes=1)
+
+
+def test_mistakes_in_tables_on_disk(tmp_path):
+    pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
+    trainer, state = untrained()
+    with pytest.raises(ConfigError, match="the model has no table 'sparse_9'. Did you mean sparse_3"):
+        write(trainer, state, 0, tmp_path / "made", disk=["sparse_9"])
+    with pytest.raises(ConfigError, match="--disk is for --format stablehlo|by the package onnx"):
+        recjax.export(tmp_path / "run", tmp_path / "made", format="onnx", disk="all")

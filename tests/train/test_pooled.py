@@ -137,7 +137,7 @@ def test_sums_by_segments_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         compare(run_sharded(make(), 2, plan(2, 0), np.float64), oracle(), loss_rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.wide  # so are two programs in `test_routing_on_the_devices_gives_the_same`
+@pytest.mark.wide  # so are two runs in `test_routing_on_the_devices_gives_the_same`
 def test_two_runs_are_equal_to_the_bit() -> None:
     placed = Placed.of(make(), trainer_of(make(), 3, plan(3, 1)))
     ends = [load(placed.trainer.export(placed.steps(placed.start()))) for _ in range(2)]
