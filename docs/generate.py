@@ -80,21 +80,22 @@ def _examples(parser: argparse.ArgumentParser) -> list[str]:
 def config() -> str:
     """Returns every setting, class by class, with type, default and the comment of its field."""
     done: set[type] = set()
-    queue: list[tuple[str, type]] = [("", RunConfig)]
+    queue: list[tuple[str, type, Any]] = [("", RunConfig, None)]
     parts = []
     while queue:
-        prefix, cls = queue.pop(0)
+        prefix, cls, given = queue.pop(0)
         if cls in done:
             continue
         done.add(cls)
-        parts.append(_class(prefix, cls, queue))
+        parts.append(_class(prefix, cls, given, queue))
     return "\n".join(parts)
 
 
-def _class(prefix: str, cls: Any, queue: list[tuple[str, type]]) -> str:
-    """One class as a table; the classes of its fields join the queue."""
+def _class(prefix: str, cls: Any, given: Any, queue: list[tuple[str, type, Any]]) -> str:
+    """One class as a table; the classes of its fields join the queue. `given` is what the class around it has of it."""
     comments = field_comments(cls)
-    defaults = {field.name: field for field in dataclasses.fields(cls)}
+    own = {field.name: _default(field) for field in dataclasses.fields(cls)}
+    defaults = {name: getattr(given, name) for name in own} if isinstance(given, cls) else own
     rows = []
     for key, annotation in annotations_of(cls).items():
         name = field_of(key)
@@ -103,22 +104,27 @@ def _class(prefix: str, cls: Any, queue: list[tuple[str, type]]) -> str:
         entry = entry_class(annotation)
         path = f"{prefix}{key}"
         if entry is not None:
-            queue.append((f"{path}.NAME.", entry))
+            queue.append((f"{path}.NAME.", entry, None))
             rows.append((f"`{path}.NAME.`", comment, "see below", ""))
         elif inner:
-            queue += [(f"{path}.", each) for each in inner]
-            kinds = [each.kind for each in inner if hasattr(each, "kind")]
-            value = _default(defaults[name])
-            default = f"`{getattr(value, 'kind', '')}`" if kinds and value is not None else ""
+            value = defaults[name]
+            queue += [(f"{path}.", each, value if len(inner) == 1 else None) for each in inner]
+            kinds = [kind for each in inner if (kind := _kind(each))]
+            default = f"`{value.kind}`" if kinds and value is not None else ""
             choice = ", ".join(f"`{kind}`" for kind in kinds) if len(kinds) > 1 else "see below"
             rows.append((f"`{path}`", comment, choice, default))
         else:
-            default = f"`{written(_default(defaults[name]))}`".replace("``", "empty")
+            default = f"`{written(defaults[name])}`".replace("``", "empty")
             rows.append((f"`{path}`", comment, _text(expected(annotation)), default))
-    kind = getattr(cls, "kind", None)
+    kind = _kind(cls)
     title = f"{prefix.rstrip('.')}={kind}" if kind else (prefix.rstrip(".") or "The run")
     table = _table(("key", "what", "values", "default"), rows) if rows else ["No settings of its own."]
     return "\n".join([f"## {title}", "", _first_paragraph(cls), "", *table, ""])
+
+
+def _kind(cls: Any) -> str:
+    """The kind that a class is one of several by; "" if it is the only one, perhaps with a setting of that name."""
+    return "" if any(field.name == "kind" for field in dataclasses.fields(cls)) else getattr(cls, "kind", "")
 
 
 def _default(field: Any) -> Any:

@@ -102,7 +102,7 @@ BEFORE = {
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A working folder with the files that pages name: a table of 400 clicks, a click log, rows to score, sweeps."""
+    """A working folder with the files that pages name: tables of 400 clicks, a click log, rows to score, sweeps."""
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
     clicked, stars = random.integers(0, 2, 400), random.integers(1, 6, 400)
@@ -118,8 +118,9 @@ def folder(tmp_path, monkeypatch):
         }
     )
     parquet.write_table(table, "clicks.parquet")
-    new = table.drop_columns(["clicked", "tags"]).append_column("tags", pa.array(["a|b"] * 400))
-    csv.write_csv(new, "new.csv")
+    joined = table.drop_columns(["tags"]).append_column("tags", pa.array(["a|b"] * 400))
+    csv.write_csv(joined, "clicks.csv")
+    csv.write_csv(joined.drop_columns(["clicked"]), "new.csv")
     shutil.copy(ROOT / "recjax/planning/machines/h100.json", "machine.json")
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/train.txt").write_bytes(text(random_rows(3000)))

@@ -43,7 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--out",
         type=expanded,
-        help="run folder (default: a folder in runs/ named after the config and the code of your own model)",
+        help="run folder (default: a folder in runs/ named after your own model's code and all settings that a resumed run keeps)",
     )
     train.set_defaults(tunables=True, together=True, saves=True)  # several processes may run it together
 

@@ -17,6 +17,7 @@ from recjax.planning.work import FREE, Work, works
 from recjax.utils.hlo import Computation, Instruction, Program, read_program
 
 _DONE = re.compile(r"-done(\.\d+)?$")
+_ONE_KERNEL = 'xla_cpu_small_call="true"'  # a call of loops over few numbers, which XLA for CPUs compiles whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +146,12 @@ class _Reader:
             return Node(name, opcode, part, "loop", (), needed, trips or 1, body)
         if opcode in ("call", "async-start"):
             called = instruction.called("to_apply") or instruction.called("calls")
-            return Node(name, opcode, part, "loop", (), needed, 1, self.graph(self._program.computations[called]))
+            body = self.graph(self._program.computations[called])
+            if _ONE_KERNEL in instruction.attributes:
+                moved = max(1.0, _bytes(body))
+                work = Work("elementwise", {"bytes": moved}, body.flops, moved)
+                return Node(name, opcode, part, "kernel", (work,), needed)
+            return Node(name, opcode, part, "loop", (), needed, 1, body)
         if opcode == "conditional":
             branches = [self.graph(self._program.computations[branch]) for branch in instruction.branches()]
             least = min(branches, key=lambda graph: (_bytes(graph), len(graph.nodes)))

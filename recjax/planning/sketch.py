@@ -267,10 +267,19 @@ def _copies_back(write: _Writer, sizes: StepSizes, backward: int) -> list[int]:
 def _dense_sums(
     write: _Writer, dense: DenseSizes, gradients: Sequence[tuple[int, int]], tables: Sequence[int], table_values: int
 ) -> list[int]:
-    """The sums of dense gradients over the devices, in buckets; those of replicated tables join the last one."""
+    """The sums of dense gradients over the devices, in buckets; those of replicated tables join the last one.
+
+    On a CPU it takes time to put a bucket's gradients into one array.
+    """
     if write.sizes.all_devices == 1:
         return [made for made, _ in gradients] + list(tables)
     kind = "reduce_scatter" if dense.sharded else "all_reduce"
+
+    def flat(made: list[int], moved: float) -> list[int]:
+        if not write.shared or not (dense.bucket_bytes or dense.sharded):
+            return made
+        return [write.kernel("join", "dense_grads", [_pass("copy", 2 * moved)], made, launches=len(made))]
+
     summed: list[int] = []
     waiting: list[int] = []
     moved = 0.0
@@ -278,7 +287,7 @@ def _dense_sums(
         waiting.append(made)
         moved += size
         if dense.bucket_bytes and moved >= dense.bucket_bytes:
-            summed.append(write.over_all(kind, "dense_grads", moved, [*waiting, *summed[-1:]]))
+            summed.append(write.over_all(kind, "dense_grads", moved, [*flat(waiting, moved), *summed[-1:]]))
             waiting, moved = [], 0.0
     extra = table_values * write.sizes.item_bytes
     if waiting or tables:
@@ -286,7 +295,8 @@ def _dense_sums(
             summed.append(write.over_all("all_reduce", "grad_exchange", extra, [*tables, *summed[-1:]]))
             extra = 0
         if waiting:
-            summed.append(write.over_all(kind, "dense_grads", moved + extra, [*waiting, *tables, *summed[-1:]]))
+            after = [*flat(waiting, moved), *tables, *summed[-1:]]
+            summed.append(write.over_all(kind, "dense_grads", moved + extra, after))
     if tables:  # sums without the counts of devices beside them
         moved = 2.0 * table_values * write.sizes.item_bytes
         summed = [write.kernel("slice", "grad_exchange", [_pass("copy", moved)], summed)]

@@ -273,10 +273,11 @@ def _put_in_place(pieces: Sequence[jax.Array]) -> jax.Array:
 
     The loop that comes of it asks for each number which piece it is of and takes the sums there: 3.5 times as long.
     """
-    *rows, _ = pieces[0].shape
-    joined = jnp.broadcast_to(jnp.zeros_like(pieces[0][..., :1]), (*rows, sum(piece.shape[-1] for piece in pieces)))
-    at = 0
-    for piece in pieces:
+    first, *others = pieces
+    room = sum(piece.shape[-1] for piece in others)
+    joined = jnp.pad(first, [(0, 0)] * (first.ndim - 1) + [(0, room)])
+    at = first.shape[-1]
+    for piece in others:
         joined = jax.lax.dynamic_update_slice_in_dim(joined, piece, at, axis=-1)
         at += piece.shape[-1]
     return joined

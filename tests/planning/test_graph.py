@@ -29,6 +29,14 @@ def test_the_text_is_read_with_its_shapes_and_attributes():
     assert read_program(FORK).entry.instructions["dot.1"].scope == "jit(train_step)/jvp(dense_forward)/dot_general"
 
 
+def test_a_loop_over_few_numbers_is_one_kernel_of_a_cpu():
+    """XLA puts such loops in calls, as those of random keys: each turn has dozens of instructions."""
+    graph = compiled(lambda key: jax.random.key_data(jax.random.fold_in(key, 7)), jax.random.key(0))
+    (loop,) = (node for node in graph.nodes if node.opcode == "call")
+    assert loop.kind == "kernel" and loop.body is None and graph.launches < 10
+    assert 0 < loop.works[0].bytes < 10_000
+
+
 def test_arrays_on_the_chip_of_a_tpu_are_told_from_those_in_other_memories():
     """Layouts of GPUs have no tiles: their memory space 1 is not on the chip."""
     program = read_program(

@@ -174,6 +174,12 @@ def test_buckets_are_sent_while_the_backward_pass_goes_on():
     assert hidden < 0.5 * alone  # three of four buckets travel beside products
 
 
+def test_a_cpu_reads_buckets_and_writes_them_as_one_array():
+    graphs = [sketch(sizes(), dataclasses.replace(DENSE, bucket_bytes=size), shared=True) for size in (0, 1024)]
+    plain, bucketed = (sum(w.bytes for n in g.nodes if n.kind == "kernel" for w in n.works) for g in graphs)
+    assert bucketed - plain == 2 * 4 * sum(k * n + n for k, n in DENSE.layers)
+
+
 def test_a_larger_batch_never_takes_less():
     times = []
     for b in (64, 512, 4096, 32768):

@@ -4,9 +4,10 @@ import collections
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.problems import to_host
+from support.problems import mesh_of, to_host
 from support.routing import locate
 from support.small_steps import ADAGRAD, B, D, built, make, placed_once
 
@@ -16,7 +17,10 @@ from recjax.embedding.collection import export_tables
 from recjax.embedding.layout import ACROSS
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Plan, Segment
+from recjax.parallel.mesh import BATCH_AXES
+from recjax.train.dense import Replicated
 from recjax.train.step import PLAIN, StepOptions
+from recjax.utils.hlo import read_program
 from recjax.utils.lazy_arrays import load
 
 pytestmark = [pytest.mark.full, pytest.mark.light_compile(as_text=True)]
@@ -148,6 +152,25 @@ def test_clipping_adds_one_number_and_accumulation_nothing() -> None:
     # XLA may move the sums of the loss or the weights from one all-reduce to another, so the sizes are added up
     assert found(StepOptions(clip_norm=1.0)) == (kinds + collections.Counter(["all-reduce"]), size + 4)
     assert found(StepOptions(accumulate=5)) == (kinds, size)  # 25 samples a device, as without parts
+
+
+def test_no_loop_of_a_cpu_joins_a_bucket_and_sums() -> None:
+    """Such a loop takes the sums for each number of the bucket."""
+
+    def inside(x: jax.Array) -> jax.Array:
+        grads = [x.T @ x, x.sum(keepdims=True)[0]]
+        sums, *rest = Replicated(2**20).reduce(grads, (x * x).sum(), x.max(), [0, 1])
+        return jnp.concatenate([*(leaf.ravel() for leaf in sums), jnp.stack(rest)])
+
+    x = np.random.default_rng(0).integers(-9, 9, (8, 4)).astype(np.float32)
+    mapped = jax.shard_map(inside, mesh=mesh_of(2), in_specs=jax.P(BATCH_AXES), out_specs=jax.P())
+    compiled = jax.jit(mapped).lower(x).compile()
+    each = [[half.T @ half, half.sum(), (half * half).sum(), half.max()] for half in np.split(x, 2)]
+    expected = np.concatenate([np.ravel(a + b) for a, b in zip(*each, strict=True)])
+    np.testing.assert_array_equal(compiled(x), expected)
+    for loop in read_program(compiled.as_text()).computations.values():
+        if any(i.opcode == "reduce" for i in loop.instructions.values()):  # at most of the loss and the weight
+            assert all(i.arrays[0].size <= 2 for i in loop.instructions.values() if i.opcode == "concatenate")
 
 
 def test_data_parallel_step_only_reduces() -> None:

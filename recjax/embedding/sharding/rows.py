@@ -8,8 +8,9 @@ Collectives of a group and step, C rows of each of O = N owners:
 
 The second consists of `Group.row_pieces` collectives, each of some of the C rows, which are gathered just before it.
 With `Group.ragged` each sends what is asked for alone, without the padding up to C, and id_exchange also O * 4 bytes.
-In two steps O is H and C is K, the capacity across hosts; inside a host an all-to-all of [E, C, D] follows in
-row_exchange, and precedes in grad_exchange.
+Which rows each device asks of which owner is found before the step: `embedding/routing/host.py` and `device.py`. In two
+steps (two hosts or more) O is H and C is K, the capacity across hosts; inside a host an all-to-all of [E, C, D] follows
+in row_exchange, and precedes in grad_exchange. Letters of arrays: `docs/reference/glossary.md`.
 """
 
 from __future__ import annotations
