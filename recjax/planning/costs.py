@@ -37,6 +37,7 @@ _HANDING = ((), ("ids",), ("features",), ("ids", "devices"), ("features", "devic
 # Sizes for which compilers choose other code: rows of 512 bytes may take less than of 256.
 _OTHER_CODE = {"batched_matmul": ("m", "n", "k"), "gather": ("row_bytes",), "scatter": ("row_bytes",)}
 _SWEEPS = 4  # over all sizes, of evening out
+_LINE = 64  # bytes of a cache line
 _DTYPES = {"f32": "flops_f32", "bf16": "flops_bf16", "f16": "flops_bf16", "f64": "flops_f64"}
 
 
@@ -98,13 +99,15 @@ class Costs:
         """Returns by how much a kernel on data touched so far back takes longer: as a pass over as many bytes does.
 
         A pass over more bytes than were measured is one over as many as were, from each to the next of which it touches
-        the rest: of so many none are near.
+        the rest: of so many none are near. One over fewer takes longer by their share of the fewest measured: it
+        fetches fewer cache lines.
         """
         kernel, total = self.machine.kernel("reuse"), sum(use.bytes for use in uses)
         if kernel is None or not kernel.points or not total:
             return Cost(0.0)
         grid = self._grid("reuse", kernel)
-        rest = max(0.0, total - max(point.sizes["bytes"] for point in kernel.points))
+        measured = [point.sizes["bytes"] for point in kernel.points]
+        rest, share = max(0.0, total - max(measured)), min(1.0, max(total, _LINE) / min(measured))
         near = grid.at({"bytes": total, "distance": max(1.0, rest * self._touching)})
         far_us = sum(
             use.bytes
@@ -112,7 +115,7 @@ class Costs:
             * grid.at({"bytes": total, "distance": max(1.0, (use.distance + rest) * self._touching)}).us
             for use in uses
         )
-        return Cost(max(0.0, far_us - near.us), near.cores)
+        return Cost(share * max(0.0, far_us - near.us), near.cores)
 
     def outside(self, work: Work) -> float:
         """Returns how many times some work is outside of the points of its class: 1 within; inf if there are none."""

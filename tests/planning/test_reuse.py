@@ -115,6 +115,8 @@ def test_a_pass_over_data_from_far_away_takes_longer_by_their_share():
     assert costs.reuse((Use(600.0, 5.0), Use(400.0, 1000.0))).us == pytest.approx(0.4 * 12)
     assert costs.reuse((Use(1000.0, 100.0),)).us == pytest.approx(8 - 4)  # half way in logarithms
     assert costs.reuse((Use(1000.0, 1e9),)).us == pytest.approx(12)  # no farther than was measured
+    assert costs.reuse((Use(250.0, 1e9),)).us == pytest.approx(12 / 4)  # a quarter of the lines
+    assert costs.reuse((Use(4.0, 1e9),)).us == pytest.approx(12 * 64 / 1000)  # a line is the least that is fetched
     assert costs.reuse((Use(1000.0, 3.0),)).us == 0 and costs.reuse(()).us == 0
     assert Costs(MACHINE).reuse((Use(1000.0, 1000.0),)).us == 0
     assert costs.reuse((Use(1000.0, 1000.0),)).cores == 2
