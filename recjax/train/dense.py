@@ -271,7 +271,7 @@ def _concatenated(pieces: Sequence[jax.Array]) -> jax.Array:
 def _put_in_place(pieces: Sequence[jax.Array]) -> jax.Array:
     """The same for CPUs, whose compiler fuses a concatenation with small sums that are among its pieces.
 
-    The loop that comes of it asks for each number which piece it is of and takes the sums there: 3.5 times as long.
+    The loop that comes of it asks for each number which piece it is of and takes the sums there: it takes nearly four times as long.
     """
     first, *others = pieces
     room = sum(piece.shape[-1] for piece in others)
