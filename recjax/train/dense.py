@@ -249,15 +249,15 @@ def order_made(gradients: Callable[[Any], Any], like: Any) -> list[int]:
 
 
 def _one_after_another(
-    joined: Sequence[Sequence[jax.Array]], collective: Callable[[jax.Array], jax.Array]
+    groups: Sequence[Sequence[jax.Array]], collective: Callable[[jax.Array], jax.Array]
 ) -> list[jax.Array]:
-    """`collective` of each bucket, its pieces [..., S_i] joined. The last piece of all but the first is the link.
+    """`collective` of each bucket: pieces [..., S_i] side by side, and after them, in all but the first, the link.
 
     The link is a number of the result before. A barrier in its place (`optimization_barrier`) would be dropped by XLA
     before it combines reduce-scatters.
     """
     results: list[jax.Array] = []
-    for pieces in joined:
+    for pieces in groups:
         link = [jnp.broadcast_to(results[-1].reshape(-1)[:1], (*pieces[0].shape[:-1], 1))] if results else []
         together = jax.lax.platform_dependent([*pieces, *link], cpu=_put_in_place, default=_concatenated)
         results.append(collective(together))
@@ -265,13 +265,15 @@ def _one_after_another(
 
 
 def _concatenated(pieces: Sequence[jax.Array]) -> jax.Array:
+    """Pieces side by side, in one kernel."""
     return jnp.concatenate(pieces, axis=-1)
 
 
 def _put_in_place(pieces: Sequence[jax.Array]) -> jax.Array:
-    """The same for CPUs, whose compiler fuses a concatenation with small sums that are among its pieces.
+    """Pieces side by side, put there one by one: for CPUs.
 
-    The loop that comes of it asks for each number which piece it is of and takes the sums there: it takes nearly four times as long.
+    XLA for CPUs fuses a concatenation with small sums among its pieces. Such a loop asks for each number which piece it
+    is of, and takes the sums there: it takes nearly four times as long.
     """
     first, *others = pieces
     room = sum(piece.shape[-1] for piece in others)
