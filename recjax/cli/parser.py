@@ -43,8 +43,8 @@ def make_parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--out",
         type=expanded,
-        help="run folder (default: a folder in runs/ named after the settings that a resumed run keeps, and the code of "
-        "your own model)",
+        help="run folder (default: a folder in runs/ named after the settings that a resumed run keeps, and the code "
+        "of your own model)",
     )
     train.set_defaults(tunables=True, together=True, saves=True)  # several processes may run it together
 
