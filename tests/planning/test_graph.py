@@ -33,7 +33,7 @@ def test_a_loop_over_few_numbers_is_one_kernel_of_a_cpu():
     """XLA puts such loops in calls, as those of random keys: each turn has dozens of instructions."""
     graph = compiled(lambda key: jax.random.key_data(jax.random.fold_in(key, 7)), jax.random.key(0))
     (loop,) = (node for node in graph.nodes if node.opcode == "call")
-    assert loop.kind == "kernel" and loop.body is None and graph.launches < 10
+    assert loop.kind == "kernel" and graph.launches == len(graph.nodes)
     assert 0 < loop.works[0].bytes < 10_000
 
 
