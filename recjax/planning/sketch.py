@@ -267,18 +267,15 @@ def _copies_back(write: _Writer, sizes: StepSizes, backward: int) -> list[int]:
 def _dense_sums(
     write: _Writer, dense: DenseSizes, gradients: Sequence[tuple[int, int]], tables: Sequence[int], table_values: int
 ) -> list[int]:
-    """The sums of dense gradients over the devices, in buckets; those of replicated tables join the last one.
-
-    On a CPU it takes time to put a bucket's gradients into one array.
-    """
+    """The sums of dense gradients over the devices, in buckets; those of replicated tables join the last one."""
     if write.sizes.all_devices == 1:
         return [made for made, _ in gradients] + list(tables)
     kind = "reduce_scatter" if dense.sharded else "all_reduce"
+    joins = write.shared and (dense.bucket_bytes or dense.sharded)  # a CPU takes time to make one array of a bucket
 
     def flat(made: list[int], moved: float) -> list[int]:
-        if not write.shared or not (dense.bucket_bytes or dense.sharded):
-            return made
-        return [write.kernel("join", "dense_grads", [_pass("copy", 2 * moved)], made, launches=len(made))]
+        works = [_pass("copy", 2 * moved)]
+        return [write.kernel("join", "dense_grads", works, made, launches=len(made))] if joins else made
 
     summed: list[int] = []
     waiting: list[int] = []

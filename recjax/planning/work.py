@@ -353,8 +353,8 @@ def _streamed(members: Iterable[Instruction], moved: float, needed: Mapping[str,
 
     Its class says how it goes through them: "copy.transposed" if it changes their order, "copy.joined" if it puts
     pieces side by side, else "elementwise" if it computes, or "copy". Passes that compute or change the order have a
-    variant where numbers have 16 bits. One that is `fused` and joins has one too: on CPUs XLA's loop
-    over pieces of unlike lengths takes several times as long as an instruction of its own.
+    variant where numbers have 16 bits. One that is `fused` and joins has one too: on CPUs XLA's loop over pieces of
+    unlike lengths takes several times as long as an instruction of its own.
     """
     busy = [i for i in members if i.opcode not in FREE]
     flops = sum(needed.get(i.name, 0.0) for i in busy if i.opcode not in _MOVES and i.arrays)
