@@ -9,7 +9,7 @@ Published: accuracy 0.789 after one epoch of the whole log. Values that occur fe
 Not measured on Criteo's data, which are not ours to have. On a small sample `small` takes the recipe's place. On three
 generated files with a planted signal, 100,000 rows to train, best possible AUC 0.828 to 0.829:
 
-    python tests/benchmarks/criteo_like.py raw/train.txt --rows 116667 --signal --seed 0        (and 1, and 2)
+    python benchmarks/criteo_like.py raw/train.txt --rows 116667 --signal --seed 0        (and 1, and 2)
 
 test AUC 0.778, 0.787, 0.770. The recipe itself (small.below_rows=0), one epoch of the first file: 0.736. One device,
 JAX 0.10.2. The learning rates of `small` are not the outcome of a search.

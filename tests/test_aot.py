@@ -16,9 +16,6 @@ from support import aot
 from support.aot import Compiled
 from support.graphs import fetching
 
-from recjax.bench.overlap import flights
-from recjax.bench.targets import missing
-from recjax.comms.compiled import collectives
 from recjax.config.run import EmbeddingConfig, RunConfig
 from recjax.config.train import DenseAdagrad, TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
@@ -26,8 +23,11 @@ from recjax.embedding.exchange import cuts
 from recjax.embedding.lines import Lines
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import Exchange
+from recjax.lab.bench.overlap import flights
+from recjax.lab.predict.targets import missing
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
+from recjax.planning.compiled_collectives import collectives
 from recjax.planning.graph import read_graph
 from recjax.utils.hlo import Program, read_program
 

@@ -18,7 +18,7 @@ from support.pages import ROOT, code, inline_commands, pages, shell_lines
 
 import recjax
 from recjax.cli.parser import make_parser
-from recjax.tracing.verbs import joined
+from recjax.lab.trace.verbs import joined
 
 # That they run is claimed, and no number of theirs.
 pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
@@ -50,26 +50,26 @@ NOT_RUN = {
     r"^(pip|python3[.\d]*|python -m|sed|curl) ": "installs, asks a server, or edits this checkout",
     r"^recjax serve ": "runs until it is stopped: tests/serving/test_server.py",
     r"mesh.platform=gpu": "needs a GPU",
-    r"^recjax bench bench_kaggle16$": "minutes: tests/bench/test_bench.py",
-    r"--against torchrec": "needs PyTorch and FBGEMM: tests/bench/test_bench.py with a stand-in",
+    r"^recjax bench bench_kaggle16$": "minutes: tests/lab/bench/test_bench.py",
+    r"--against torchrec": "needs PyTorch and FBGEMM: tests/lab/bench/test_bench.py with a stand-in",
     r"^recjax data prepare (criteo|movielens|avazu|taobao|tfds|yelp|movietweetings --from FOLDER)": (
         "needs downloaded files: tests/data/ writes such files and prepares them"
     ),
     r"data.path=prepared/": "needs downloaded files",
     r"^recjax sweep mine.toml --(index|results)": "starts a process for each run: tests/sweep/test_run.py",
-    r"^recjax study ": "minutes: tests/studies/",
-    r"^python tests/benchmarks/": "measures, for minutes",
+    r"^recjax study ": "minutes: tests/lab/studies/",
+    r"^python benchmarks/": "measures, for minutes",
     r"data.where=|new.parquet|next_week.parquet": "a table of more columns: tests/data/test_transforms.py",
     r"^recjax tune ": "needs Optuna, and minutes: tests/sweep/test_tune.py",
     r"^recjax weights|runs/imported": "needs a state dict of PyTorch: tests/test_weights.py",
-    r"^python exported/loader.py": "in a process without recjax: tests/serving/test_load.py",
+    r"^python exported/loader.py": "in a process without recjax: tests/lab/bench/test_load.py",
     r"^launch/local.sh": "tests/launch/test_local.py",
-    r"DLRM_HybridParallel|pytorch/et": "needs files of other programs: tests/simulate/, tests/tracing/",
-    r"^recjax simulate workload hoti2020": "half a minute: tests/studies/test_hoti2020.py",
-    r"mesh.devices=64 --compile": "starts JAX with 64 devices: tests/bench/test_compile_report.py",
-    r"^recjax trace.*(--vary|traces/plan/)": "a minute: tests/tracing/",
+    r"DLRM_HybridParallel|pytorch/et": "needs files of other programs: tests/lab/simulate/, tests/lab/trace/",
+    r"^recjax simulate workload hoti2020": "half a minute: tests/lab/studies/test_hoti2020.py",
+    r"mesh.devices=64 --compile": "starts JAX with 64 devices: tests/lab/bench/test_compile_report.py",
+    r"^recjax trace.*(--vary|traces/plan/)": "a minute: tests/lab/trace/",
     r"products\.json": "measures, for half a minute: tests/train/test_products.py",
-    r"--measure": "half a minute: tests/planning/test_plan_predict.py",
+    r"--measure": "half a minute: tests/lab/predict/test_plan_predict.py",
 }
 
 

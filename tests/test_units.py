@@ -3,7 +3,7 @@
 import pytest
 
 from recjax.errors import ConfigError
-from recjax.tracing import replay_verb
+from recjax.lab.trace import replay_verb
 from recjax.utils.bus import bus_factor
 from recjax.utils.units import read_bytes, read_rate, read_time, read_whole_bytes, size_text
 
@@ -14,7 +14,7 @@ SIZES = {"8": 8, "64KiB": 65536, "1.5MiB": 1572864, "64kB": 64000, "2 GiB": 2**3
 def test_a_size_is_read_alike_by_every_verb(text, size, monkeypatch):
     assert read_bytes(text) == read_whole_bytes(text, "--min") == size
     asked = []
-    monkeypatch.setattr("recjax.comms.microbenchmark.sweep", lambda mesh, kinds, sizes, *_: asked.extend(sizes))
+    monkeypatch.setattr("recjax.lab.replay.microbenchmark.sweep", lambda mesh, kinds, sizes, *_: asked.extend(sizes))
     options = {
         "collective": None,
         "min": text,

@@ -1,4 +1,4 @@
-// The simulator's event loop as Python calls it; see recjax/simulate/compiled.py.
+// The simulator's event loop as Python calls it; see recjax/lab/simulate/compiled.py.
 #include "simulate.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 #define RECJAX_API extern "C" __attribute__((visibility("default")))
 using recjax::simulate::Engine;
 
-// Rises when what follows changes, together with the number in recjax/simulate/compiled.py.
+// Rises when what follows changes, together with the number in recjax/lab/simulate/compiled.py.
 RECJAX_API int32_t recjax_simulator_interface() { return 1; }
 
 // `whole`: links, actors, endpoint ticks, copy ticks, congestion, TCP, whether an actor is one rank, whether senders

@@ -2,7 +2,7 @@
 #define RECJAX_SIMULATE_H_
 
 // The event loop of the simulator, with messages as a whole or cut up by TCP. It takes the steps, in the order,
-// of recjax/simulate/engine.py and tcp.py, where everything is explained: every time is the same integer, and every
+// of recjax/lab/simulate/engine.py and tcp.py, where everything is explained: every time is the same integer, and every
 // number of bytes is summed in the same order.
 #include <algorithm>
 #include <cmath>

@@ -13,13 +13,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from recjax.cli import usage
+from recjax.cli import lab, usage
 from recjax.cli.parser import make_parser
 from recjax.cli.program_cache import keep_programs
 from recjax.errors import ConfigError, Interrupted, RecjaxError, StoppedError, out_of_memory
 from recjax.parallel import distributed, job, stopping, supervisor, watchdog
 from recjax.parallel.malloc import restart_with_tunables
-from recjax.tracing import verbs as tracing
 from recjax.utils.redact import masked
 
 _ASKED = (Interrupted.exit_status, StoppedError.exit_status)
@@ -40,12 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, "w"))  # until the process ends
         elif reconfigure := getattr(getattr(sys, name), "reconfigure", None):
             reconfigure(errors="backslashreplace")  # a path may have characters that the terminal has not
-    parser = make_parser()
-    # argparse takes positional arguments in one run only: overrides may also follow an option
-    given = tracing.joined(sys.argv[1:] if arguments is None else arguments)
+    given = lab.join_words(sys.argv[1:] if arguments is None else arguments)
+    verb = next((word for word in given if not word.startswith("-")), "")
     try:
-        options, rest = parser.parse_known_args(given)
-    except ConfigError as error:  # a path that cannot be one
+        # argparse takes positional arguments in one run only: overrides may also follow an option
+        options, rest = make_parser(verb).parse_known_args(given)
+    except ConfigError as error:  # a path that cannot be one, or a verb that is not installed
         return _fail(str(error), error.exit_status)
     strange = [r for r in rest if r.startswith("-") or "=" not in r or "overrides" not in options]
     if strange:

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import Any
 
 from recjax import __version__
-from recjax.cli import common, planning, scoring, usage, verbs
-from recjax.simulate import command as simulation
-from recjax.studies import command as studies
-from recjax.tracing import verbs as tracing
-from recjax.tracing.workload import read_workload
+from recjax.cli import common, lab, planning, scoring, usage, verbs
 from recjax.utils.paths import expanded, out_folder
 
 STATUS = (
@@ -20,12 +15,20 @@ STATUS = (
 )
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser of the whole command line: what it gives has the function to call as `run`."""
+def make_parser(verb: str | None = None) -> argparse.ArgumentParser:
+    """Returns the parser of the command line: what it gives has the function to call as `run`.
+
+    Args:
+      verb: the one on the command line, whose options it must know; of the lab's verbs the others have none then. None
+        makes the parser whole.
+
+    Raises:
+      ConfigError: a verb of the lab, which is not installed.
+    """
     parser = usage.Parser(
         prog="recjax",
         description="Trains deep learning recommendation models with embedding tables spread over devices.",
-        epilog=f"example: recjax train movietweetings seed=1 --out runs/first\n{STATUS}",
+        epilog=f"{lab.describe_verbs()}\n\nexample: recjax train movietweetings seed=1 --out runs/first\n{STATUS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"recjax {__version__}")
@@ -113,67 +116,6 @@ def make_parser() -> argparse.ArgumentParser:
     common.overrides(show)
 
     planning.add(names)
-    bench = common.verb(
-        names,
-        "bench",
-        verbs.bench,
-        "measure the training step and its parts, alone or against another library",
-        "bench bench_kaggle16 --against torchrec",
-    )
-    bench.add_argument("preset", help=f"{common.PRESET}; with --serve an export or a run folder")
-    bench.set_defaults(tunables=True)
-    common.overrides(bench)
-    bench.add_argument(
-        "--against",
-        choices=("torchrec", "torch"),
-        help="also measure, by turns, the same model in PyTorch: with TorchRec's FBGEMM kernels or plain",
-    )
-    bench.add_argument(
-        "--rounds", type=int, default=10, metavar="N", help="number of rounds, whose median counts (default: 10)"
-    )
-    bench.add_argument(
-        "--steps", type=int, default=20, metavar="N", help="number of timed steps in a round (default: 20)"
-    )
-    bench.add_argument(
-        "--peer-python", metavar="PATH", help="Python interpreter that has the library of --against (default: this one)"
-    )
-    bench.add_argument("--profile", type=expanded, metavar="DIR", help="also keep the profiler's traces in this folder")
-
-    bench.add_argument(
-        "--products",
-        type=expanded,
-        metavar="FILE",
-        help="measure instead which of the kernels, XLA and oneDNN is fastest at each dense layer, and write the "
-        "table for train.products to FILE (CPU)",
-    )
-    bench.add_argument(
-        "--serve",
-        action="store_true",
-        help="measure instead the answers of a service, under load that comes at random times: see --qps, "
-        "--candidates, --seconds, --http",
-    )
-    bench.add_argument(
-        "--qps",
-        type=common.numbers(float),
-        default=[20, 50, 100],
-        metavar="A,B",
-        help="requests a second (default: 20,50,100)",
-    )
-    bench.add_argument(
-        "--candidates",
-        type=common.numbers(int),
-        default=[1, 64, 512],
-        metavar="A,B",
-        help="candidates in each request (default: 1,64,512)",
-    )
-    bench.add_argument(
-        "--seconds", type=float, default=10, metavar="S", help="length of each measurement in seconds (default: 10)"
-    )
-    bench.add_argument(
-        "--http", action="store_true", help="also measure over HTTP, to a server in a process of its own"
-    )
-    common.caches(bench)
-
     check = common.verb(
         names,
         "preflight",
@@ -228,7 +170,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     tune.set_defaults(interrupted="stopped by Ctrl-C. Give the same command to go on.")
 
-    studies.add(names, common.verb, common.overrides, common.PRESET, verbs.write_result)
     data = names.add_parser(
         "data", help="prepare raw files, or describe data", epilog="example: recjax data info movietweetings"
     )
@@ -314,10 +255,5 @@ def make_parser() -> argparse.ArgumentParser:
     give.add_argument("--out", type=expanded, required=True, metavar="FILE", help=".npz file to write")
     common.checkpoint(give)
 
-    def shown(name: str, work: Callable[..., Any], *about: str) -> argparse.ArgumentParser:
-        return common.verb(names, name, lambda o: verbs.write_result(o, *work(o)), *about)
-
-    tracing.add(shown, common.overrides, common.PRESET)
-    simulated = simulation.add(names, common.verb, verbs.write_result, read_workload)
-    studies.add_hoti2020(simulated, common.verb, verbs.write_result, "simulate")  # by its older name
+    lab.add(names, verb)
     return parser

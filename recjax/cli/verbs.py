@@ -13,7 +13,6 @@ from typing import Any
 from recjax.errors import ConfigError, RecjaxError
 from recjax.parallel import distributed
 from recjax.utils import log
-from recjax.utils.paths import expanded
 
 
 def train(options: argparse.Namespace) -> None:
@@ -93,7 +92,7 @@ def serve(options: argparse.Namespace) -> None:
         raise ConfigError(
             "--pooled-mib: a run folder is served with its tables in memory. Export it with --disk, and serve that."
         )
-    config = ServiceConfig(options.most_candidates, options.queue, options.window_ms, **_caches(options))
+    config = ServiceConfig(options.most_candidates, options.queue, options.window_ms, **caches(options))
     listener = server.listening(options.host, options.port)
 
     def ready(url: str) -> None:
@@ -108,7 +107,7 @@ def serve(options: argparse.Namespace) -> None:
         server.serve(service, listener, ready)
 
 
-def _caches(options: argparse.Namespace) -> dict[str, int]:
+def caches(options: argparse.Namespace) -> dict[str, int]:
     """Settings of a service for tables on disk."""
     for name, least in (("cache_mib", 2**-20), ("pooled_mib", 0)):
         if not least <= getattr(options, name) < float("inf"):
@@ -153,61 +152,6 @@ def show(options: argparse.Namespace) -> None:
         return "\n".join([*lines, f"run folder, unless --out names one: {presets.default_out(config)}"])
 
     write_result(options, json.loads(settings.to_json(config)), text)
-
-
-def bench(options: argparse.Namespace) -> None:
-    """Measures the step, or a service."""
-    if options.serve:
-        bench_serve(options)
-        return
-    if options.products:
-        bench_products(options)
-        return
-    from recjax.bench import report
-    from recjax.bench.run import Options, bench
-    from recjax.config import presets
-
-    config = presets.load(options.preset, options.overrides)
-    how = Options(options.against, options.rounds, options.steps, options.peer_python, options.profile)
-    result = bench(config, how)
-    write_result(options, result, lambda: report.to_text(result))
-
-
-def bench_products(options: argparse.Namespace) -> None:
-    """Measures the products of dense layers."""
-    from recjax.bench import products
-    from recjax.config import presets
-    from recjax.planning.calibrate import wait_for_each
-
-    if options.against or options.profile:
-        raise ConfigError("--products measures layers alone: leave out --against and --profile, or it.")
-    if options.products.is_dir() or not options.products.absolute().parent.is_dir():
-        raise ConfigError(f"--products {options.products} cannot be written: name a file in a folder that exists.")
-    wait_for_each()
-    config = presets.load(options.preset, options.overrides)
-    result = products.measure(config, options.rounds, options.products)
-    write_result(options, result, lambda: products.to_text(result))
-
-
-def bench_serve(options: argparse.Namespace) -> None:
-    """Measures how long a service takes to answer."""
-    import tempfile
-
-    from recjax.bench.machine_load import Others
-    from recjax.serving import load, server
-    from recjax.serving.service import ServiceConfig
-
-    server.require()
-    if options.overrides:
-        raise ConfigError(f"{options.overrides[0]}: bench --serve takes no settings, but an export or a run folder.")
-    how = load.LoadConfig(options.qps, options.candidates, options.seconds, options.http)
-    config = ServiceConfig(max(512, *options.candidates), **_caches(options))
-    with tempfile.TemporaryDirectory(prefix="recjax-serve-") as folder:
-        export = served(expanded(options.preset), Path(folder) / "exported")
-        others = Others([])
-        lines = load.measure(export, how, config)
-        result = {"serve": lines, "seconds": how.seconds, "queue": config.queue, "others_share": others.share()}
-    write_result(options, result, lambda: load.to_text(result))
 
 
 def preflight(options: argparse.Namespace) -> None:

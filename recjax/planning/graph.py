@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from recjax.comms.compiled import KINDS, Collective, collectives, members, phase_of
+from recjax.planning.compiled_collectives import KINDS, Collective, collectives, members, phase_of
 from recjax.planning.machine import COLLECTIVES
 from recjax.planning.reuse import Use, uses
 from recjax.planning.work import FREE, Work, works

@@ -170,9 +170,9 @@ class Machine:
         are `host_devices`, and `network` hosts; on a machine with a `torus` links lead to neighbours alone.
         `disk_reads` and `disk_writes` are of 4 KiB, anywhere, and of a host's disk; `disk_write` is in order.
       overheads: see `OVERHEADS`; "launch" is a kernel's for the thread of the host that hands it to an accelerator, and
-        those "in_training" are ratios, see `recjax.bench.in_training`.
+        those "in_training" are ratios, see `recjax.lab.predict.in_training`.
       kernels: name of a class, perhaps with a variant -> it. "training" has steps of whole trainings, see
-        `recjax.bench.in_training`.
+        `recjax.lab.predict.in_training`.
     """
 
     name: str

@@ -17,13 +17,12 @@ from typing import Any
 import jax
 
 from recjax import __version__, settings
-from recjax.comms.microbenchmark import sweep
-from recjax.comms.replay import ranks_mesh
 from recjax.config.own_code import source_of
 from recjax.config.run import RunConfig
 from recjax.embedding.plan import Plan
 from recjax.errors import ConfigError, DataError
 from recjax.parallel import distributed, watchdog
+from recjax.parallel.timed_collectives import time_collectives
 from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils.files import write_whole
 
@@ -147,7 +146,7 @@ def preflight(config: RunConfig, out: Path | None) -> dict[str, Any]:
 
     Returns:
       "processes"; the facts that all have alike; "collectives": of an all-reduce and an all-to-all what
-      `recjax.comms.microbenchmark.sweep` tells, empty with one device.
+      `time_collectives` tells, empty with one device.
 
     Raises:
       ConfigError, DataError, DeviceError: what stands in the way of the run.
@@ -156,8 +155,7 @@ def preflight(config: RunConfig, out: Path | None) -> dict[str, Any]:
     found = require_alike(trainer, out)
     measured: dict[str, Any] = {}
     if trainer.mesh.devices.size > 1:
-        mesh = ranks_mesh(list(trainer.mesh.devices.flat))
-        measured = sweep(mesh, ("all_reduce", "all_to_all"), _SIZES, _REPEATS)["collectives"]
+        measured = time_collectives(list(trainer.mesh.devices.flat), _SIZES, _REPEATS)
     return {"processes": len(found), **found[0], "collectives": measured}
 
 

@@ -11,8 +11,6 @@ from jax.sharding import PartitionSpec as P
 from support.problems import mesh_of
 
 import recjax
-from recjax.bench import roofline
-from recjax.comms.compiled import collectives
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import Group
@@ -24,6 +22,8 @@ from recjax.embedding.quantize import decode, encode
 from recjax.embedding.routing.routed import GroupRouting, Routing
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
+from recjax.planning.compiled_collectives import collectives
+from recjax.planning.wire_bytes import useful_bytes
 from recjax.train.trainer import build_trainer
 
 D, C = 14, 8
@@ -190,10 +190,10 @@ def test_useful_bytes_know_the_precision():
         bound = dataclasses.replace(bind(make_plan(placement, (TABLE,)), (TABLE,), (FEATURE,), 2), groups=(group,))
         asked = counts if placement == "row_wise" else np.array([[4], [4]], np.int32)
         routing = Routing({group.name: GroupRouting(np.zeros((2, len(asked[0]), C)), asked)}, {})
-        useful = {phase: size for (phase, *_), size in roofline._useful(bound, routing, 4, 0).items()}
+        useful = {phase: size for (phase, *_), size in useful_bytes(bound, routing, 4, 0).items()}
         assert useful == {"id_exchange": 16, "row_exchange": 4 * (columns + 8), "grad_exchange": 4 * (columns + 1) * 2}
     narrow = dataclasses.replace(TABLE, dtype="bfloat16")  # whose rows are narrow as they are, and its gradients not
     bound = bind(make_plan("row_wise", (narrow,)), (narrow,), (FEATURE,), 2)
     routing = Routing({bound.groups[0].name: GroupRouting(np.zeros((2, 2, C)), counts)}, {})
-    useful = {phase: size for (phase, *_), size in roofline._useful(bound, routing, 4, 0).items()}
+    useful = {phase: size for (phase, *_), size in useful_bytes(bound, routing, 4, 0).items()}
     assert useful == {"id_exchange": 16, "row_exchange": 8 * D, "grad_exchange": 16 * D}

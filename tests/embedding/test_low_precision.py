@@ -16,7 +16,6 @@ from jax.sharding import PartitionSpec as P
 from support.problems import mesh_of, problem
 
 import recjax
-from recjax.comms.compiled import collectives
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.bind import bind
 from recjax.embedding.buffers import initial_rows, initialise
@@ -33,6 +32,7 @@ from recjax.embedding.sharding.local import SparseGradient, UpdateContext
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError, TrainingError
 from recjax.models.dlrm import DLRMConfig
+from recjax.planning.compiled_collectives import collectives
 from recjax.train import state as states
 from recjax.train.module import ModuleDef
 from recjax.train.step import make_train_step

@@ -8,8 +8,8 @@ import pytest
 from support.commands import inside, start, write_preset
 from support.processes import environment, free_port
 
-from recjax.comms.formats import read_trace
-from recjax.comms.trace import COMPUTE, Event, Trace
+from recjax.lab.formats import read_trace
+from recjax.lab.formats.trace import COMPUTE, Event, Trace
 
 pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_compile]
 

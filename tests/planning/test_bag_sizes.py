@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from support.commands import inside
 
-from recjax.bench import run
 from recjax.config import presets
 from recjax.data.bag_sizes import mean_ids
 from recjax.data.batch import Bags, Batch, Feature, Schema
@@ -23,6 +22,7 @@ from recjax.embedding.plan import Plan, Segment
 from recjax.embedding.plan_choice import make_plan
 from recjax.embedding.plan_report import describe_plan, plan_table
 from recjax.embedding.spec import FeatureSpec, TableSpec, ids_per_sample
+from recjax.lab.bench import run
 from recjax.parallel.mesh import AXES
 from recjax.planning import hot_rank
 from recjax.planning.profile import MOST_IDS, profile_of

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from support.machines import FORK, MACHINE, scaled
 
-from recjax.planning import draw
+from recjax.lab.predict import draw
 from recjax.planning.costs import Costs
 from recjax.planning.graph import Graph, Node, joined, read_graph
 from recjax.planning.machine import SIZES, Kernel, Point, Quantity

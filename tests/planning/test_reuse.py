@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from support.machines import BEGUN, FORK, LOOKUP, MACHINE
 
-from recjax.planning import reuse_cases as cases_module
+from recjax.lab.calibrate import reuse_cases as cases_module
+from recjax.lab.calibrate.reuse_cases import reuse_cases
 from recjax.planning.costs import Costs
 from recjax.planning.graph import read_graph
 from recjax.planning.machine import Kernel, Point
 from recjax.planning.reuse import Use, uses
-from recjax.planning.reuse_cases import reuse_cases
 from recjax.planning.schedule import node_cost
 from recjax.planning.work import works
 from recjax.utils.hlo import read_program

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 from support.commands import write_preset
 
-from recjax.bench.prediction import predicted
 from recjax.config import presets
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.spec import TableSpec
+from recjax.lab.predict.prediction import predicted
 from recjax.planning.costs import Costs
 from recjax.planning.machine import Quantity
 from recjax.planning.machine_file import open_machine

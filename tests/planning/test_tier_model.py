@@ -13,7 +13,7 @@ from recjax.data.synthetic.clicks import Synthetic
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.optim import Sgd
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.planning.nodes import Need, Node, Table, bounds, compared, fewest
+from recjax.lab.predict.nodes import Need, Node, Table, bounds, compared, fewest
 from recjax.planning.tier_model import Classes, cache, table_classes, without_first
 
 SEES_ALL = 10**6

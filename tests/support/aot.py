@@ -12,10 +12,10 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from recjax.bench.targets import devices, moved
 from recjax.config.run import RunConfig
 from recjax.embedding.bind import bind
 from recjax.embedding.routing import device
+from recjax.lab.predict.targets import devices, moved
 from recjax.parallel.mesh import sharded
 from recjax.train.compile_only import abstract_inputs, abstract_state
 from recjax.train.first_batch import sample

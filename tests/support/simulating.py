@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recjax.comms.trace import Event, Trace
-from recjax.simulate.execution import simulate
-from recjax.simulate.system import Result, System
-from recjax.simulate.topology import read_topology
-from recjax.simulate.workload import Operation, Workload, from_operations
+from recjax.lab.formats.trace import Event, Trace
+from recjax.lab.simulate.execution import simulate
+from recjax.lab.simulate.system import Result, System
+from recjax.lab.simulate.topology import read_topology
+from recjax.lab.simulate.workload import Operation, Workload, from_operations
 
 GIB = 2.0**30
 
@@ -56,7 +56,7 @@ def workload(operations: list[Operation]) -> Workload:
 
 
 def write_trace(folder: Path, format: Any, ranks: Sequence[Sequence[Event]]) -> Path:
-    """A new folder with a trace of these events, by rank; `format` is a module of `recjax.comms.formats`."""
+    """A new folder with a trace of these events, by rank; `format` is a module of `recjax.lab.formats`."""
     folder.mkdir()
     for name, content in format.write(Trace(len(ranks), {r: tuple(of) for r, of in enumerate(ranks)})).items():
         (folder / name).write_bytes(content)

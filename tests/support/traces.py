@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from recjax.comms.formats import FORMATS
-from recjax.comms.trace import COMPUTE, Event, Trace
+from recjax.lab.formats import FORMATS
+from recjax.lab.formats.trace import COMPUTE, Event, Trace
 
 ALL, HALVES = (0, 1, 2, 3), ((0, 1), (2, 3))
 

@@ -11,13 +11,13 @@ from support.problems import mesh_of, to_host
 from support.routing import locate
 from support.small_steps import ADAGRAD, B, D, built, make, placed_once
 
-from recjax.bench.roofline import wire_bytes
-from recjax.comms.compiled import collectives, members
 from recjax.embedding.collection import export_tables
 from recjax.embedding.layout import ACROSS
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Plan, Segment
 from recjax.parallel.mesh import BATCH_AXES
+from recjax.planning.compiled_collectives import collectives, members
+from recjax.planning.wire_bytes import wire_bytes
 from recjax.train.dense import Replicated
 from recjax.train.step import PLAIN, StepOptions
 from recjax.utils.hlo import read_program

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from support.hlo_text import ancestors
 from support.problems import Placed, Problem, Result, by_row, compare, mesh_of, problem, run_oracle, trainer_of
 
-from recjax.bench.breakdown import part_of, scopes
-from recjax.comms.compiled import collectives
 from recjax.config.optax_rules import DenseOptax
 from recjax.config.run import FREE_ON_RESUME, RunConfig
 from recjax.config.train import DenseAdagrad, DenseSharding, TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.errors import ConfigError
+from recjax.lab.bench.breakdown import part_of, scopes
 from recjax.models.dlrm import DLRMConfig
+from recjax.planning.compiled_collectives import collectives
 from recjax.settings.overrides import config_hash
 from recjax.train.dense import Sharded, _elementwise, buckets, order_made
 from recjax.train.state import TrainState

@@ -17,12 +17,12 @@ import pytest
 from support.contract import OPTIONS, V, problem_of
 from support.problems import Placed, Problem, Result, by_row, compare, run_oracle, trainer_of
 
-from recjax.comms.compiled import collectives, members
 from recjax.embedding.hot_rows import homes_of_hot_rows, make_swap
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
 from recjax.embedding.routing.capacity import grow
 from recjax.embedding.spec import TableSpec
+from recjax.planning.compiled_collectives import collectives, members
 from recjax.train.routers import InFlight
 from recjax.train.step_inputs import StepInputs
 from recjax.train.trainer import Trainer

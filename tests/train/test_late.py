@@ -12,13 +12,13 @@ import pytest
 from support.hlo_text import ancestors
 from support.problems import Placed, Problem, Result, by_row, compare, problem, run_oracle, trainer_of
 
-from recjax.bench.breakdown import part_of, scopes
-from recjax.comms.compiled import collectives
 from recjax.config.train import DenseAdagrad, DenseSharding, TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.errors import ConfigError
+from recjax.lab.bench.breakdown import part_of, scopes
 from recjax.models.dlrm import DLRMConfig
+from recjax.planning.compiled_collectives import collectives
 from recjax.train.compile_only import abstract_state
 from recjax.train.step import StepOptions
 from recjax.utils.lazy_arrays import load

@@ -15,14 +15,14 @@ from support.contract import V, problem_of
 from support.graphs import fetching
 from support.problems import Placed, Problem, trainer_of
 
-from recjax.bench.roofline import wire_bytes
-from recjax.comms.compiled import collectives
 from recjax.embedding.exchange import cuts
 from recjax.embedding.layout import ACROSS
 from recjax.embedding.optim import Adam, PartialRowWiseAdam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
 from recjax.embedding.spec import TableSpec
+from recjax.planning.compiled_collectives import collectives
 from recjax.planning.graph import read_graph
+from recjax.planning.wire_bytes import wire_bytes
 from recjax.utils.lazy_arrays import load
 
 pytestmark = pytest.mark.light_compile(optimised=True)
@@ -112,7 +112,7 @@ def test_no_bit_depends_on_the_number_of_pieces(case: str, pieces: int) -> None:
 
 
 @pytest.mark.full
-# Of two hosts the pieces are counted in tests/tracing/test_record.py, too.
+# Of two hosts the pieces are counted in tests/lab/trace/test_record.py, too.
 @pytest.mark.parametrize("case", ["one host", pytest.param("hosts and replicas", marks=pytest.mark.wide)])
 def test_each_all_to_all_of_rows_becomes_as_many_and_no_byte_is_added(case: str) -> None:
     others, lines = [], []

@@ -18,8 +18,6 @@ import pytest
 from support.contract import OPTIONS, Net, V, problem_of
 from support.problems import Placed, Problem, Result, compare, run_oracle, run_sharded, trainer_of
 
-from recjax.bench.roofline import wire_bytes
-from recjax.comms.compiled import collectives as all_collectives
 from recjax.config.train import DenseAdagrad
 from recjax.data.batch import Bags, Batch
 from recjax.data.source import between
@@ -33,6 +31,8 @@ from recjax.embedding.routing.capacity import rung
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import Share
+from recjax.planning.compiled_collectives import collectives as all_collectives
+from recjax.planning.wire_bytes import wire_bytes
 from recjax.utils.lazy_arrays import load
 
 pytestmark = [pytest.mark.full, pytest.mark.light_compile]

@@ -16,7 +16,6 @@ from support.problems import Placed, Problem, compare, problem, run_oracle, run_
 from support.routing import locate
 
 import recjax
-from recjax.comms.compiled import collectives, members
 from recjax.config.run import RunConfig
 from recjax.config.train import TrainConfig
 from recjax.data.source import between
@@ -33,6 +32,7 @@ from recjax.embedding.traffic import sent_bytes
 from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
+from recjax.planning.compiled_collectives import collectives, members
 from recjax.train.step import StepOptions
 from recjax.train.trainer import build_trainer
 from recjax.utils.lazy_arrays import load

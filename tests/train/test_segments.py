@@ -18,7 +18,6 @@ from support.contract import DATA, OPTIONS, STEPS, B, Net, V, make_batch
 from support.few_programs import few
 from support.problems import Placed, Problem, Result, compare, run_oracle, run_sharded, trainer_of
 
-from recjax.comms.compiled import collectives
 from recjax.config.train import DenseAdagrad
 from recjax.embedding.optim import PartialRowWiseAdam, RowWiseAdagrad
 from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
@@ -27,6 +26,7 @@ from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.planning.assign import Demand, Way, as_plan
+from recjax.planning.compiled_collectives import collectives
 from recjax.planning.loads import Workload
 from recjax.planning.profile import Profile, TableUse
 from recjax.train.inputs import InputStream

@@ -6,7 +6,7 @@ Defects and limits of Orbax 0.12.8 that this module deals with:
   a word. Keys are percent-encoded, the dot too.
 - It takes and gives whole arrays, and copies them on the way. `_Parts` writes what Orbax would write (its metadata, and
   each array as zarr chunks in one OCDBT database), but reads two parts of all arrays at a time; TensorStore, on which
-  Orbax stands, reads single parts back. (`python tests/benchmarks/checkpoint_cost.py` measures it.)
+  Orbax stands, reads single parts back. (`python benchmarks/checkpoint_cost.py` measures it.)
 - It cuts arrays into chunks whose rows divide the array's, which makes chunks of single rows where the number of rows
   is a prime. Here the last chunk may be shorter.
 - It compresses, which costs twice the processor time for 8% less of float32 weights.

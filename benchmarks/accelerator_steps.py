@@ -1,0 +1,88 @@
+"""Training steps by turns: routed on the host and on the devices, inputs sent together and apart, and plain PyTorch.
+
+    python benchmarks/accelerator_steps.py [--batch 4096] [--rounds 5] [--steps 40] [--no-torch] [OVERRIDE ...]
+
+For a GPU; elsewhere it runs and says little. The profile is of the last way. All ways train one state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+
+from recjax.config.presets import load
+from recjax.lab.bench import breakdown
+from recjax.lab.bench.peer import Peer
+from recjax.lab.bench.timing import Ours, spread
+from recjax.lab.replay import profile
+from recjax.parallel.mesh import put_share
+from recjax.parallel.packed import put_together
+from recjax.train import step_inputs
+from recjax.train.trainer import build_trainer
+from recjax.utils.text import aligned
+
+WAYS = {"apart": put_share, "together": put_together}
+
+
+def main() -> None:
+    """Prints ms of a step, its CPU time and PyTorch's time over it, then what device and host did."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="bench_kaggle16")
+    parser.add_argument("--batch", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--no-torch", action="store_true")
+    options, overrides = parser.parse_known_args()
+    given = [f"train.batch_size={options.batch}", *overrides]
+    source = load(options.preset, given).data.open()
+    configs = {routing: load(options.preset, [*given, f"train.routing={routing}"]) for routing in ("host", "device")}
+    sides = {routing: Ours(build_trainer(config, source, ("train",))) for routing, config in configs.items()}
+    state = sides["host"].trainer.init_state()
+    with contextlib.ExitStack() as stack:
+        peer = None if options.no_torch else stack.enter_context(Peer("torch", sides["host"].trainer, state))
+        ms: dict[str, list[float]] = {}
+        cpu_ms: dict[str, list[float]] = {}
+        for number in range(options.rounds + 1):  # the first compiles, and does not count
+            for routing, side in sides.items():
+                for way, put in WAYS.items():
+                    with mock.patch.object(step_inputs, "put_batch", put):
+                        state, one = side.round(state, options.steps)
+                    if number:
+                        ms.setdefault(f"{routing}, {way}", []).append(one.seconds / options.steps * 1e3)
+                        cpu_ms.setdefault(f"{routing}, {way}", []).append((one.cpu_seconds or 0) / options.steps * 1e3)
+            if peer:
+                seconds = peer.round("float32", options.steps).seconds
+                if number:
+                    ms.setdefault("PyTorch", []).append(seconds / options.steps * 1e3)
+    lines = [("", "ms a step", "CPU ms", "PyTorch's over it")]
+    for name, found in ms.items():
+        ratio = _spread(np.array(ms["PyTorch"]) / found) if "PyTorch" in ms else ""
+        lines.append((name, _spread(found), _spread(cpu_ms[name]) if name in cpu_ms else "", ratio))
+    print("\n".join(aligned(lines)), flush=True)
+    for part, values in _profiled(sides["device"], state).items():
+        print(f"{part}: " + ", ".join(f"{name} {value:.2f}" for name, value in values.items()))
+
+
+def _spread(values: Any) -> str:
+    found = spread(values)
+    return f"{found['median']:.2f} ({found['q1']:.2f} - {found['q3']:.2f})"
+
+
+def _profiled(side: Ours, state: Any) -> dict[str, dict[str, float]]:
+    """Milliseconds of a step by part, on the device and on the host."""
+    trace = profile.profile(lambda: side.round(state, 10, untimed=1), None)
+    inputs = side.trainer.first_inputs(side.capacities)
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    hlo = side.trainer.step_program.trace(abstract, inputs).lower().compile().as_text() or ""
+    found = breakdown.read(trace, hlo)
+    profile.discard(trace)
+    return {"device, ms": found["device_ms"], "host, ms": found["host_ms"]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Communication: what the compiled step exchanges. Imports nothing of the trainer."""

@@ -1,0 +1,1 @@
+"""The lab: measures, predicts, records, replays and simulates; a training enters nothing of it."""

@@ -1,0 +1,67 @@
+"""Dependencies as waits: how PARAM and PyTorch's execution traces say what waits for what.
+
+There one thread issues operations and goes on at once; where a later one needs the result of an earlier one, the thread
+waits for that. So what is issued after a wait depends on it, which may be more than the program asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from recjax.errors import DataError
+from recjax.lab.formats.trace import COMPUTE, Event
+
+MOST = 4096  # operations that one may wait for
+
+
+def with_waits(events: Sequence[Event]) -> Iterator[tuple[Event, bool]]:
+    """The collectives of a rank, each with False where it is issued and with True where it is waited for.
+
+    In the end all are waited for. Waits for a time of computing are left out, with what that waited for put in its
+    place.
+    """
+    behind: dict[int, tuple[int, ...]] = {}  # id of a compute event -> collectives that it waits for
+    pending: dict[int, Event] = {}
+    for event in events:
+        deps = dict.fromkeys(d for dep in event.deps for d in behind.get(dep, (dep,)))
+        if event.kind == COMPUTE:
+            behind[event.id] = tuple(deps)
+            continue
+        for dep in deps:
+            if dep in pending:
+                yield pending.pop(dep), True
+        yield event, False
+        pending[event.id] = event
+    yield from ((event, True) for event in pending.values())
+
+
+class Waited:
+    """Dependencies of the next operation, as the thread issues and waits."""
+
+    def __init__(self) -> None:
+        """Nothing so far."""
+        self.issued: dict[Any, tuple[int, tuple[int, ...]]] = {}  # request -> id and dependencies
+        self.front: dict[int, None] = {}
+
+    def issue(self, id: int, request: Any) -> tuple[int, ...]:
+        """Dependencies of an operation that is issued now; `request` is its name in a wait."""
+        self.issued[request] = id, tuple(sorted(self.front))
+        return self.issued[request][1]
+
+    def wait(self, request: Any, place: str) -> None:
+        """The thread waited for an operation; what that depended on is implied. One not known is of an earlier time."""
+        if request not in self.issued:
+            return
+        id, deps = self.issued[request]
+        for implied in deps:
+            self.front.pop(implied, None)
+        self.front[id] = None
+        if len(self.front) > MOST:
+            raise DataError(f"{place}: it waits for more than {MOST:,} operations at once.")
+
+
+def process_groups(groups: Sequence[tuple[int, ...]], world: int) -> dict[tuple[int, ...], int]:
+    """The groups of a trace by number: 0 is all ranks in order, the others as they come."""
+    everyone = tuple(range(world))
+    return {group: number for number, group in enumerate(dict.fromkeys((everyone, *groups)))}

@@ -1,0 +1,1 @@
+"""Predicts steps and plans on a machine, and compares them with what is measured."""

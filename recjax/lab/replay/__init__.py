@@ -1,0 +1,1 @@
+"""Runs the collectives of a trace again, and times plain ones."""

@@ -1,0 +1,161 @@
+"""Damaged files of communication traces: an error that says what and where, whatever is in them."""
+
+import dataclasses
+import json
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.traces import by_hand, chakra_graph, pytorch, save
+
+from recjax.errors import ConfigError, DataError
+from recjax.lab.formats import FORMATS, read_trace
+
+QUICK = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+GOOD = {"format": "recjax-trace", "version": 1, "rank": 0, "world": 1, "about": {}, "events": []}
+EVENT = {"id": 0, "kind": "all_reduce", "group": [0]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("0.json", b"", "not valid JSON"),
+        ("0.json", b"[" * 200_000, "nested more than"),
+        ("0.json", b"\xff\xfe\x00", "not UTF-8 text"),
+        ("0.json", b"[" + b"9" * 5000 + b"]", "too many digits"),
+        ("0.json", b"17", "no trace that recjax knows"),
+        ("0.json", b"[17]", "should be an object"),
+        ("0.json", b'[{"comms": "fly"}]', "no collective that recjax knows"),
+        ("0.json", b'[{"comms": "all_reduce", "req": {}, "pg_id": 0}]', "req is"),
+        ("0.json", b'[{"comms": "all_reduce", "in_msg_size": -1, "out_msg_size": 1, "dtype": "Int"}]', "in_msg_size"),
+        ("0.json", b'[{"comms": "all_reduce", "in_msg_size": 1, "out_msg_size": 1, "dtype": "Word"}]', "'Word'"),
+        (
+            "0.json",
+            b'[{"comms": "all_reduce", "in_msg_size": 1, "out_msg_size": 1, "dtype": "Int", "world_size": 3,'
+            b'"pg_id": {}}]',
+            "pg_id",
+        ),
+        ("0.json", b'{"schema": "9.9", "nodes": []}', "schema '9.9' is not known"),
+        ("0.json", b'{"schema": "1.0.1", "nodes": [{}]}', "there is no 'id'"),
+        (
+            "0.json",
+            b'{"schema": "1.0.1", "nodes": [{"id": 1, "name": "record_param_comms", "inputs": [1]}]}',
+            "no collective's name",
+        ),
+        ("0.json", json.dumps(GOOD | {"version": 2}).encode(), "version 2 of the format.*reads version 1"),
+        ("0.json", json.dumps(GOOD | {"format": "x"}).encode(), "the format is 'x'"),
+        ("0.json", json.dumps(GOOD | {"world": 10**9}).encode(), "1 to 65,536 ranks"),
+        ("0.json", json.dumps(GOOD | {"rank": 5}).encode(), "only 1 ranks"),
+        ("0.json", json.dumps(GOOD | {"events": {}}).encode(), "events is a dict"),
+        ("0.json", json.dumps(GOOD | {"events": [EVENT | {"danger": 1}]}).encode(), "unknown field 'danger'"),
+        ("0.json", json.dumps(GOOD | {"events": [EVENT | {"kind": "fly"}]}).encode(), "the kind is none of"),
+        ("0.json", json.dumps(GOOD | {"events": [EVENT | {"deps": [3]}]}).encode(), "waits for 3"),
+        ("0.json", json.dumps(GOOD | {"events": [EVENT | {"group": [1]}]}).encode(), "not in its group"),
+        ("0.json", json.dumps(GOOD | {"events": [EVENT | {"group": [0, 0]}]}).encode(), "twice"),
+        ("0.json", json.dumps(GOOD | {"events": [EVENT | {"sends": [1, 2]}]}).encode(), "splits for 2 ranks"),
+        ("0.json", json.dumps(GOOD | {"events": [EVENT | {"in_bytes": 1e30}]}).encode(), "in_bytes is 1e"),
+        ("0.json", json.dumps(GOOD | {"events": [EVENT, EVENT]}).encode(), "not above 0"),
+        ("0.et", b"", "no metadata at its beginning"),
+        ("0.et", b"\x04\x08\x01\x18\x04", "no metadata at its beginning"),
+        ("0.et", b"\x07\x0a\x059.9.9", "version '9.9.9'"),
+        ("0.et", b"\xff" * 30, "no protobuf trace"),
+        ("0.et", b"\x07\x0a\x050.0.4\x05\x08", "cut off"),
+        ("0.et", b"\x07\x0a\x050.0.4\x02\x0b\x01", "node 0: .*no protobuf trace"),
+        ("0.et", b"\x07\x0a\x050.0.4\x06\x08\x01\x18\x07\x28\x01", "cut off|waits for itself"),
+        ("0.et", b"\x07\x0a\x050.0.4\x06\x08\x01\x18\x04\x20\x01\x06\x08\x01\x18\x04\x20\x01", "same id"),
+        ("0.et", b"\x07\x0a\x050.0.4\x06\x08\x01\x18\x04\x28\x02\x06\x08\x02\x18\x04\x28\x01", "waits for itself"),
+        ("0.et", b"\x07\x0a\x050.0.4\x04\x08\x01\x18\x07", "there is no 'comm_type'"),
+    ],
+)
+def test_damaged_files(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read_trace(tmp_path)
+
+
+def test_a_node_that_waits_for_itself(tmp_path):
+    (tmp_path / "0.et").write_bytes(b"\x07\x0a\x050.0.4\x06\x08\x01\x18\x04\x28\x01")
+    with pytest.raises(DataError, match="waits for itself"):
+        read_trace(tmp_path)
+
+
+def test_folders_that_hold_no_trace(tmp_path):
+    with pytest.raises(DataError, match="no such folder"):
+        read_trace(tmp_path / "absent")
+    with pytest.raises(DataError, match="there is no trace in it"):
+        read_trace(tmp_path)
+    with pytest.raises(ConfigError, match="--format kineto is not known"):
+        read_trace(tmp_path, "kineto")
+    save(by_hand(), tmp_path)
+    (tmp_path / "other.0.json").write_text("[]")
+    with pytest.raises(DataError, match="both of rank 0"):
+        read_trace(tmp_path)
+
+
+def test_only_plain_files_of_the_folder_are_opened(tmp_path):
+    (tmp_path / "secret.json").write_text(json.dumps(GOOD))
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "0.json").symlink_to(tmp_path / "secret.json")
+    with pytest.raises(DataError, match="not a plain file"):
+        read_trace(inside)
+    (inside / "0.json").unlink()
+    os.mkfifo(inside / "0.json")  # reading this would wait for ever
+    with pytest.raises(DataError, match="not a plain file"):
+        read_trace(inside)
+
+
+def test_two_traces_in_one_folder(tmp_path):
+    save(by_hand(), tmp_path)
+    other = dataclasses.replace(by_hand(), world=5)
+    (tmp_path / "trace.1.json").write_bytes(FORMATS["recjax"].write(other)["trace.1.json"])
+    with pytest.raises(DataError, match="two traces are mixed"):
+        read_trace(tmp_path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("format", ["recjax", "param", "chakra-json", "chakra-graph", "pytorch"])
+@settings(QUICK, max_examples=100)
+@given(st.data())
+def test_a_changed_value_is_an_error_or_a_trace(tmp_path_factory, format, data):
+    """One value anywhere in a good file becomes another: never anything but a DataError."""
+    if format in FORMATS:
+        whole = json.loads(FORMATS[format].write(by_hand()).popitem()[1])
+    else:  # are read alone
+        whole = pytorch(0) if format == "pytorch" else chakra_graph(0)
+    at, key = [whole], 0
+    while True:
+        inner = at[key]
+        if not isinstance(inner, (list, dict)) or not inner or data.draw(st.integers(0, 5)) == 0:
+            break
+        at, key = inner, data.draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
+    at[key] = data.draw(JSON)
+    folder = tmp_path_factory.mktemp("t")
+    (folder / "0.json").write_text(json.dumps(whole))
+    try:
+        read_trace(folder)
+    except DataError:
+        pass
+
+
+@QUICK
+@given(st.data())
+def test_changed_bytes_of_protobuf_are_an_error_or_a_trace(tmp_path_factory, data):
+    content = bytearray(FORMATS["chakra-et"].write(by_hand())["trace.0.et"])
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    folder = tmp_path_factory.mktemp("t")
+    (folder / "0.et").write_bytes(content[: data.draw(st.integers(1, len(content)))])
+    try:
+        read_trace(folder)
+    except DataError:
+        pass
