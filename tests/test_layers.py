@@ -20,7 +20,7 @@ LAYERS = (
     ("utils",),
     ("kernels",),
     ("settings",),
-    ("parallel", "comms", "simulate"),
+    ("parallel",),
     ("data",),
     ("embedding",),
     ("tiers",),
@@ -28,15 +28,26 @@ LAYERS = (
     ("config",),
     ("planning",),
     ("train",),
-    ("serving", "interop", "bench", "sweep"),
-    ("tracing",),
-    ("studies",),
+    ("serving", "interop", "sweep"),
     ("main",),
     ("__init__",),
     ("cli",),
+    ("lab",),
     ("__main__",),
 )
-LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
+# The same within the lab.
+LAB_LAYERS = (
+    ("__init__",),
+    ("variants",),
+    ("formats",),
+    ("simulate", "replay"),
+    ("bench",),
+    ("predict",),
+    ("calibrate",),
+    ("trace",),
+    ("studies",),
+    ("verbs",),
+)
 
 Edge = tuple[str, str]
 
@@ -61,34 +72,56 @@ def imports(name: str, tree: ast.Module) -> set[Edge]:
     return {(importer, imported.removeprefix("recjax.")) for importer, imported in found if imported != version}
 
 
-def upward(edges: set[Edge]) -> list[str]:
+def upward(edges: set[Edge], layers: tuple[tuple[str, ...], ...] = LAYERS) -> list[str]:
     """The imports that do not lead to a lower layer."""
+    layer = {name: number for number, names in enumerate(layers) for name in names}
     wrong = []
     for importer, imported in sorted(edges):
         above, below = importer.partition(".")[0], imported.partition(".")[0]
-        below = below if below in LAYER else "__init__"
-        if above != below and LAYER[below] >= LAYER[above]:
+        below = below if below in layer else "__init__"
+        if above != below and layer[below] >= layer[above]:
             wrong.append(f"{importer} imports {imported}")
     return wrong
+
+
+def within_lab(edges: set[Edge]) -> set[Edge]:
+    """The imports of the lab's modules by each other, by their names below the lab."""
+    inside = [edge for edge in edges if all(name.startswith("lab.") for name in edge)]
+    return {(importer.removeprefix("lab."), imported.removeprefix("lab.")) for importer, imported in inside}
 
 
 EDGES = set(itertools.chain.from_iterable(imports(name, tree) for name, tree in modules(PACKAGE)))
 
 
 def test_every_package_has_a_layer():
-    assert {name.partition(".")[0] for name, _ in modules(PACKAGE)} == set(LAYER)
+    assert {name.partition(".")[0] for name, _ in modules(PACKAGE)} == set(itertools.chain(*LAYERS))
+    assert {name.partition(".")[0] for name, _ in modules(PACKAGE / "lab")} == set(itertools.chain(*LAB_LAYERS))
 
 
 def test_imports_lead_downward():
     assert len(EDGES) > 500
     assert upward(EDGES) == []
+    inside = within_lab(EDGES)
+    assert len(inside) > 100
+    assert upward(inside, LAB_LAYERS) == []
+
+
+def test_the_trainer_names_the_lab_in_one_file_alone():
+    named = {
+        name
+        for name, tree in modules(PACKAGE)
+        if not name.startswith("lab")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and str(node.value).startswith("recjax.lab")
+    }
+    assert named == {"cli.lab"}
 
 
 @pytest.mark.parametrize(
     "edge",
     [
         ("data.batch", "train.step.Inputs"),
-        ("comms.replay", "simulate.system"),
+        ("train.preflight", "lab.replay.microbenchmark.sweep"),
         ("utils.files", "settings"),
         ("embedding.plan", "fit"),
     ],

@@ -30,7 +30,7 @@ def flights(hlo: str) -> list[dict[str, Any]]:
       hlo: text of a scheduled program.
 
     Returns:
-      For each: "name", "kind", "phase", "asynchronous", and "beside": part of the step (`recjax.lab.bench.breakdown`) ->
+      For each: "name", "kind", "phase", "asynchronous", and "beside": part of the step (see `breakdown`) ->
       number of operations issued between its start and its end, without those that only name or begin something.
     """
     scope_of = scopes(hlo)

@@ -5,7 +5,8 @@ One JSON object for each rank:
   {"format": "recjax-trace", "version": 1, "rank": 0, "world": 8, "about": {...}, "events": [EVENT, ...]}
 
 An EVENT has the fields of `recjax.lab.formats.trace.Event` by their names, without those that have their default.
-Integers are bytes, nanoseconds or ranks, as the names say. A change that an older reader would misread raises the version.
+Integers are bytes, nanoseconds or ranks, as the names say. A change that an older reader would misread raises the
+version.
 """
 
 from __future__ import annotations
