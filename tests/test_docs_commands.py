@@ -94,7 +94,7 @@ def test_is_accepted(words, tmp_path, monkeypatch):
 
 # What a page's commands find when they begin, and what ran before them on another page.
 BEFORE = {
-    "communication/simulate.md": ["trace movietweetings train.batch_size=128 --steps=2 --out traces/first"],
+    "lab/simulate.md": ["trace movietweetings train.batch_size=128 --steps=2 --out traces/first"],
     "guides/tiers.md": ["data prepare criteo_kaggle --from raw --out DIR"],
     "guides/export.md": ["train movietweetings train.steps=2 mesh.devices=1 --out runs/mine"],
 }
