@@ -18,7 +18,7 @@ from support.pages import ROOT, code, inline_commands, pages, shell_lines
 
 import recjax
 from recjax.cli.parser import make_parser
-from recjax.lab.trace.verbs import joined
+from recjax.cli.lab import join_words
 
 # That they run is claimed, and no number of theirs.
 pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
@@ -66,7 +66,7 @@ NOT_RUN = {
     r"^launch/local.sh": "tests/launch/test_local.py",
     r"DLRM_HybridParallel|pytorch/et": "needs files of other programs: tests/lab/simulate/, tests/lab/trace/",
     r"^recjax simulate workload hoti2020": "half a minute: tests/lab/studies/test_hoti2020.py",
-    r"mesh.devices=64 --compile": "starts JAX with 64 devices: tests/lab/bench/test_compile_report.py",
+    r"mesh.devices=64 --compile": "starts JAX with 64 devices: tests/train/test_compile_report.py",
     r"^recjax trace.*(--vary|traces/plan/)": "a minute: tests/lab/trace/",
     r"products\.json": "measures, for half a minute: tests/train/test_products.py",
     r"--measure": "half a minute: tests/lab/predict/test_plan_predict.py",
@@ -84,7 +84,7 @@ def reason(words):
 @pytest.mark.parametrize("words", LISTED, ids=shlex.join)
 def test_is_accepted(words, tmp_path, monkeypatch):
     """Verb, options, preset and settings; nothing is run."""
-    options, rest = make_parser().parse_known_args(joined([FILL.get(word, word) for word in words[1:]]))
+    options, rest = make_parser().parse_known_args(join_words([FILL.get(word, word) for word in words[1:]]))
     assert [word for word in rest if "=" not in word or word.startswith("-")] == []
     if getattr(options, "preset", None):
         overrides = [*options.overrides, *rest]
