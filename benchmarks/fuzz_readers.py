@@ -25,7 +25,7 @@ import time
 import traceback
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import fuzzing  # noqa: E402
 
 from recjax.errors import RecjaxError  # noqa: E402

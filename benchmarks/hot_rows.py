@@ -20,7 +20,7 @@ import numpy as np
 
 jax.config.update("jax_num_cpu_devices", 8)
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.zipf import asked_for, contiguous_owners, law  # noqa: E402
 
 from recjax.config.presets import load  # noqa: E402
