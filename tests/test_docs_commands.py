@@ -17,8 +17,8 @@ from support.criteo import random_rows, text
 from support.pages import ROOT, code, inline_commands, pages, shell_lines
 
 import recjax
-from recjax.cli.parser import make_parser
 from recjax.cli.lab import join_words
+from recjax.cli.parser import make_parser
 
 # That they run is claimed, and no number of theirs.
 pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
