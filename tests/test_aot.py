@@ -25,7 +25,7 @@ from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.exchange import cuts
 from recjax.embedding.lines import Lines
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.plan import Exchange
+from recjax.embedding.segment import Exchange
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
 from recjax.planning.graph import read_graph

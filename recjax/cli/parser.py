@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from recjax import __version__
 from recjax.cli import common, planning, scoring, usage, verbs
 from recjax.simulate import command as simulation
 from recjax.studies import command as studies
 from recjax.tracing import verbs as tracing
 from recjax.tracing.workload import read_workload
 from recjax.utils.paths import expanded, out_folder
+from recjax.utils.version import __version__
 
 STATUS = (
     "exit status: 0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 130 Ctrl-C, 143 SIGTERM "

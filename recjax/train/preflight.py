@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from recjax import __version__, settings
+from recjax import settings
 from recjax.comms.microbenchmark import sweep
 from recjax.comms.replay import ranks_mesh
 from recjax.config.own_code import source_of
@@ -26,6 +26,7 @@ from recjax.errors import ConfigError, DataError
 from recjax.parallel import distributed, watchdog
 from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils.files import write_whole
+from recjax.utils.version import __version__
 
 _OF_DATA = ("data",)
 _WAIT_S = 0.5

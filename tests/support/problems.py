@@ -26,10 +26,11 @@ from recjax.embedding.bind import bind
 from recjax.embedding.buffers import initial_rows
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.lines import in_lines
-from recjax.embedding.plan import PLACEMENTS, Plan
+from recjax.embedding.plan import Plan
 from recjax.embedding.plan_choice import make_plan
 from recjax.embedding.pooling import Sequence
 from recjax.embedding.routing.routed import RoutedBatch
+from recjax.embedding.segment import PLACEMENTS
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.models.stateful import number_dropouts
 from recjax.parallel.mesh import AXES

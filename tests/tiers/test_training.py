@@ -31,7 +31,8 @@ from support.problems import Problem, trainer_of
 
 from recjax.config.run import HotConfig
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
+from recjax.embedding.plan import Plan
+from recjax.embedding.segment import Exchange, RowIds, Segment
 from recjax.errors import ConfigError, TrainingError
 from recjax.planning.tier_replay import homes_of, replay
 from recjax.tiers import tier as tiers

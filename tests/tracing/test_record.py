@@ -17,8 +17,8 @@ from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.exchange import cuts
 from recjax.embedding.layout import ACROSS
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.plan import Exchange
 from recjax.embedding.routing import capacity
+from recjax.embedding.segment import Exchange
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
 from recjax.tracing.record import Recording, step_events, true_counts

@@ -16,7 +16,8 @@ from recjax.comms.compiled import collectives, members
 from recjax.embedding.collection import export_tables
 from recjax.embedding.layout import ACROSS
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
-from recjax.embedding.plan import Plan, Segment
+from recjax.embedding.plan import Plan
+from recjax.embedding.segment import Segment
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.train.dense import Replicated
 from recjax.train.step import PLAIN, StepOptions

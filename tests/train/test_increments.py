@@ -18,8 +18,9 @@ from support.problems import Problem, trainer_of
 from recjax.config.train import DenseAdagrad
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
-from recjax.embedding.plan import Plan, RowIds, Segment
+from recjax.embedding.plan import Plan
 from recjax.embedding.row_order import RowOrder
+from recjax.embedding.segment import RowIds, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import TrainingError
 from recjax.tiers import disk

@@ -20,7 +20,8 @@ from recjax.comms.compiled import collectives
 from recjax.embedding.exchange import cuts
 from recjax.embedding.layout import ACROSS
 from recjax.embedding.optim import Adam, PartialRowWiseAdam, RowWiseAdagrad, Sgd
-from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
+from recjax.embedding.plan import Plan
+from recjax.embedding.segment import Exchange, RowIds, Segment
 from recjax.embedding.spec import TableSpec
 from recjax.planning.graph import read_graph
 from recjax.utils.lazy_arrays import load

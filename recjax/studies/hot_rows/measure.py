@@ -16,8 +16,9 @@ from recjax.bench.roofline import wire_bytes
 from recjax.config.run import RunConfig
 from recjax.data.batch import Batch
 from recjax.data.presence import Presence
-from recjax.embedding.plan import COPIED, HOT_PLACEMENTS, Plan, RowIds
+from recjax.embedding.plan import Plan
 from recjax.embedding.routing import host
+from recjax.embedding.segment import COPIED, HOT_PLACEMENTS, RowIds
 from recjax.train.compile_only import abstract_inputs, abstract_state
 from recjax.train.routers import InFlight, place_all
 from recjax.train.step_inputs import StepInputs
