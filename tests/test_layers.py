@@ -91,7 +91,8 @@ def circles(edges: set[Edge], files: set[str]) -> list[set[str]]:
         below[importer].add(file if file in files else "__init__")
 
     def reached(start: str) -> set[str]:
-        seen, waiting = set(), [start]
+        seen: set[str] = set()
+        waiting = [start]
         while waiting:
             new = below[waiting.pop()] - seen
             seen |= new

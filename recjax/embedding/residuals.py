@@ -1,4 +1,4 @@
-"""What the parts of a step hand on to each other: looked-up rows, what sends their gradients back, and updates."""
+"""Values that the parts of a step hand on: looked-up rows, leftovers that send gradients back, updates."""
 
 from __future__ import annotations
 

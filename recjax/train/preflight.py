@@ -38,6 +38,7 @@ def facts(trainer: Trainer) -> dict[str, str]:
     """Facts that all processes must have alike, by name."""
     source = source_of(type(trainer.config))
     devices = jax.local_devices(backend=trainer.mesh.devices.flat[0].platform)
+    cached = {group.name: group.rows for group in trainer.bound.cached}
     return {
         "recjax": __version__,
         "jax": jax.__version__,
@@ -49,7 +50,7 @@ def facts(trainer: Trainer) -> dict[str, str]:
         "config": settings.config_hash(trainer.config, ("data.path", "data.cache", "plan")),
         **({} if source is None else {"code of the model": source.hash}),
         "plan": digest(trainer.plan),
-        **({"rows of caches": json.dumps({g.name: g.rows for g in trainer.bound.cached})} if trainer.tier else {}),
+        **({"rows of caches": json.dumps(cached)} if cached else {}),
         "data": trainer.source.fingerprint,
     }
 
