@@ -25,8 +25,8 @@ from support.zipf import asked_for, contiguous_owners, law  # noqa: E402
 
 from recjax.config.presets import load  # noqa: E402
 from recjax.config.run import RunConfig  # noqa: E402
-from recjax.embedding.plan import HOT_PLACEMENTS, RowIds  # noqa: E402
 from recjax.embedding.routing import host  # noqa: E402
+from recjax.embedding.segment import HOT_PLACEMENTS, RowIds  # noqa: E402
 from recjax.train.routers import place_all  # noqa: E402
 from recjax.train.trainer import build_trainer  # noqa: E402
 from recjax.utils.text import aligned  # noqa: E402

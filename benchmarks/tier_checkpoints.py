@@ -21,6 +21,7 @@ import jax
 from recjax.config import presets
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.increments import Increments
+from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils.text import aligned
 from recjax.utils.units import size_text
@@ -44,11 +45,11 @@ def rows_of(arrays: dict[str, Any]) -> int:
     )
 
 
-def measured(trainer: Trainer, folder: Path, steps: list[int]) -> list[list[str]]:
+def measured(trainer: Trainer, state: TrainState, folder: Path, steps: list[int]) -> list[list[str]]:
     """A line for each checkpoint, and one for a restore of the last."""
     lines, done = [], 0
     with Checkpoints(folder, 99) as checkpoints:
-        increments, state, stream = Increments(trainer, checkpoints), trainer.init_state(), trainer.train_inputs()
+        increments, stream, host = Increments(trainer, checkpoints), trainer.train_inputs(host=state.host), state.host
         stream.load_state_dict({"position": 0, "capacities": {}, "peaks": {}})
         for count in steps:
             for _ in range(count):
@@ -79,7 +80,7 @@ def measured(trainer: Trainer, folder: Path, steps: list[int]) -> list[list[str]
         stream.close()
 
         def use(restored: Restored) -> int:
-            trainer.restore(restored.arrays, restored.step, restored.chain)
+            trainer.restore(restored.arrays, restored.step, restored.chain, host)
             return len(restored.chain)
 
         start = time.perf_counter()
@@ -101,11 +102,13 @@ def main() -> None:
         config = presets.load("synthetic", [*SETTINGS, *options.settings, f"train.checkpoint_increments={most}"])
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             trainer = build_trainer(config)
-            assert trainer.tier is not None
-            cells += measured(trainer, Path(folder), steps)
-            trainer.tier.close()
-            print(f"{config.train.checkpoint_increments} increments: {trainer.tier.rows.about()}")
-            del trainer
+            state = trainer.init_state()
+            tier = state.host.tier
+            assert tier is not None
+            cells += measured(trainer, state, Path(folder), steps)
+            tier.close()
+            print(f"{config.train.checkpoint_increments} increments: {tier.rows.about()}")
+            del trainer, state, tier
     print("\n".join(aligned(cells)))
 
 

@@ -7,7 +7,7 @@
 Settings are changed by *overrides*: texts "dotted.key=value" as on the command line, dicts {"dotted.key": value} (or
 {"dotted": {"key": value}}), lists of these, and keywords (train={"epochs": 2}).
 
-Importing this module imports nothing else: not even JAX, until something is asked of it.
+Importing this module imports nothing but its version: not even JAX, until something is asked of it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from recjax.utils.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from recjax.config.run import RunConfig
     from recjax.serving.opened_run import OpenedRun
 
 Overrides = str | Mapping[str, Any] | Sequence[Any]  # in the forms described above
-
-__version__ = "0.1.0"
 
 
 def load(preset: str | Path, *overrides: Overrides, **settings: Any) -> RunConfig:

@@ -73,10 +73,13 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
             used = products.kept(planned.kept(origins.found(config, path, distributed.note), path), path)
             trainer = build_trainer(used, splits=("train", "test"))
             preflight.require_alike(trainer, path)
-            for remark in [*remarks(used, trainer), *(trainer.tier.rows.about() if trainer.tier else ())]:
+            for remark in remarks(used, trainer):
                 distributed.note(remark)
             with waiting.saying("making the tables, or reading them from a checkpoint"):
                 state, progress, undone = _start(trainer, checkpoints, folder.path)
+            host = state.host
+            for line in host.tier.rows.about() if host.tier else ():
+                distributed.note(line)
             folder.claim(
                 distributed.note, trains=not progress.stopped and progress.step < trainer.total_steps, used=used
             )
@@ -89,8 +92,8 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
                 log = StepLog(trainer, file, stop)
                 callbacks = (Evaluate(trainer, log, stop), SaveCheckpoint(trainer, checkpoints, log))
                 outcome = fit(trainer, state, progress, log, callbacks, stop)
-                tiers = trainer.tier.figures() if trainer.tier else {}
-                ids = trainer.ids.figures() if trainer.ids else {}
+                tiers = host.tier.figures() if host.tier else {}
+                ids = host.ids.figures() if host.ids else {}
                 try:
                     if outcome.stop:
                         raise StopRequested(outcome.stop)
@@ -100,11 +103,11 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
                     raise stop.stopped(asked.number, outcome.progress.step) from None
                 file.write(evaluation.as_line(step, "test", result))
         summary = summarise(trainer, outcome, step, result, references(trainer.source), time.monotonic() - began)
-        if trainer.tier:
+        if host.tier:
             summary["tier"] = {**tiers, "peak_bytes": peak_bytes()}
             if outcome.steps:
                 distributed.note(in_short(tiers, outcome.steps, peak_bytes()))
-        if trainer.ids:
+        if host.ids:
             summary["ids"] = ids
         if main:
             if not outcome.steps:  # nothing was left to train: the figures of the training stay
@@ -159,7 +162,7 @@ def _chosen(trainer: Trainer, checkpoints: Checkpoints, outcome: Outcome) -> tup
     state, progress = outcome.state, outcome.progress
 
     def use(saved: Restored) -> TrainState:
-        return trainer.restore(saved.arrays, saved.step)
+        return trainer.restore(saved.arrays, saved.step, host=state.host)
 
     if progress.best_step is None or progress.best_step == progress.step:
         return state, progress.step

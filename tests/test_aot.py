@@ -22,7 +22,7 @@ from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.exchange import cuts
 from recjax.embedding.lines import Lines
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.plan import Exchange
+from recjax.embedding.segment import Exchange
 from recjax.lab.bench.overlap import flights
 from recjax.lab.predict.targets import missing
 from recjax.models.dlrm import DLRMConfig

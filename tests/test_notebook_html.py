@@ -6,7 +6,8 @@ import json
 import pytest
 
 import recjax
-from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
+from recjax.embedding.plan import Plan
+from recjax.embedding.segment import Exchange, RowIds, Segment
 from recjax.errors import ConfigError, TrainingError
 from recjax.train.run.metrics_table import read_lines, table_of
 from recjax.utils.html import Shown

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from recjax import __version__
 from recjax.cli import common, lab, planning, scoring, usage, verbs
 from recjax.utils.paths import expanded, out_folder
+from recjax.utils.version import __version__
 
 STATUS = (
     "exit status: 0 done, 2 bad usage or config, 3 bad data, 4 lost a peer or the device, 130 Ctrl-C, 143 SIGTERM "

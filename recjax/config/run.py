@@ -16,7 +16,7 @@ from recjax.config.train import TrainConfig
 from recjax.data.catalog import Dataset
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad, SparseOptimizer
-from recjax.embedding.plan import Exchange, Placement
+from recjax.embedding.segment import Exchange, Placement
 from recjax.embedding.spec import DynamicIds, Pooling, Rounding, TableDtype
 from recjax.errors import ConfigError
 from recjax.models.dcnv2 import DCNv2Config

@@ -136,7 +136,8 @@ def prepare(
     if beam is not None:
         from recjax.data.prepare.beam import prepare_on_beam
 
-        made = prepare_on_beam(config, None if source is None else str(source), str(out), beam, overwrite=overwrite)
+        raw = None if source is None else str(source)
+        made = prepare_on_beam(config, raw, open_raw, str(out), beam, overwrite=overwrite)
     elif isinstance(config, Table):
         made = prepare_table(config, own_table.open_raw(config, source, wording), out, overwrite=overwrite)
     else:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from recjax.embedding.plan import HOT_PLACEMENTS, RowIds, Segment
 from recjax.embedding.row_order import RowOrder, library
+from recjax.embedding.segment import HOT_PLACEMENTS, RowIds, Segment
 from recjax.embedding.spec import TableSpec
 
 FEW = 16  # positions, among which bisection is as quick as a bit far away in memory

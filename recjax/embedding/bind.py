@@ -13,9 +13,10 @@ from recjax.embedding.bands import Band, bands
 from recjax.embedding.bound_segment import BoundSegment
 from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, Group
 from recjax.embedding.lookups import Fetched, Lookup, Pool, Source
-from recjax.embedding.plan import COPIED, EXACT, HOT, HOT_PER_HOST, OWNED, Exchange, Plan, Segment, check_plan
+from recjax.embedding.plan import Plan, check_plan
 from recjax.embedding.pooled.layout import IDS, ROWS, Stream, make_exchanges, make_streams
 from recjax.embedding.row_order import Split
+from recjax.embedding.segment import COPIED, EXACT, HOT, HOT_PER_HOST, OWNED, Exchange, Segment
 from recjax.embedding.sharding.base import Sharding
 from recjax.embedding.sharding.columns import ColumnSharding
 from recjax.embedding.sharding.grid import GridSharding

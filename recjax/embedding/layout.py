@@ -24,8 +24,8 @@ import numpy as np
 from recjax.embedding.bound_segment import BoundSegment, Piece
 from recjax.embedding.lookups import Lookup, Pool, Source
 from recjax.embedding.optim import SlotSpec
-from recjax.embedding.plan import EXACT, Exchange
 from recjax.embedding.row_order import Cut, Split
+from recjax.embedding.segment import EXACT, Exchange
 from recjax.embedding.spec import FeatureSpec, Rounding, TableDtype
 
 if TYPE_CHECKING:

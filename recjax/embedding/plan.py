@@ -1,7 +1,7 @@
 """Plans: where tables live, whatever the mesh. `bind.py` binds a plan to a number of devices.
 
 A plan is data: JSON, with a list of segments for every table. Most tables are one segment. Several partition a table's
-rows x columns: see `segments.py` for what they must be.
+rows x columns: see `segment.py` for what they must be.
 
 Plan file:
 
@@ -23,96 +23,28 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-from recjax.embedding.quantize import Precision
 from recjax.embedding.row_ids import read_ids
-from recjax.embedding.segments import check_segments
+from recjax.embedding.segment import (
+    COPIED,
+    EXACT,
+    HOT_PLACEMENTS,
+    KINDS,
+    LISTED,
+    OWNED,
+    PLACEMENTS,
+    PRECISIONS,
+    Exchange,
+    RowIds,
+    Segment,
+    check_segments,
+)
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
-from recjax.settings.values import check_ranges
 from recjax.utils import html, strict_json
 
 FORMAT = "recjax-plan/1"
-Placement = Literal["row_wise", "table_wise", "column_wise", "data_parallel", "table_row_wise", "grid"]
-PLACEMENTS: tuple[str, ...] = get_args(Placement)
-HOT, HOT_PER_HOST = "hot", "hot_per_host"  # of segments alone: see `Segment.placement`
-HOT_PLACEMENTS = (HOT, HOT_PER_HOST)
-PRECISIONS: tuple[str, ...] = get_args(Precision)
-ExchangeKind = Literal["auto", "rows", "pooled"]
-KINDS = ("rows", "pooled")  # those of a plan file
-MOST_PIECES = 8  # of an exchange: the shortest list has as many rows (`routing/capacity.py`)
-COPIED = ("data_parallel", *HOT_PLACEMENTS)  # placements with a copy of each row on each device, or on each host
-OWNED = {"table_wise": "device", "table_row_wise": "host"}  # placements on one device or host, which a plan may name
-LISTED = ("row_wise", "column_wise")  # placements that are spread over devices which a plan may list
-
-
-@dataclasses.dataclass(frozen=True)
-class Exchange:
-    """Precision in which rows and their gradients travel between devices: see `recjax/embedding/quantize.py`.
-
-    float32 is exact: values travel as they are held. On one device, and with replicated (data_parallel) tables, no
-    rows travel, and everything is exact. Otherwise a reduced precision changes numbers: forward the rows, alike on any
-    number of devices (int8 up to the last bit; columns in float16, int8 or float8 are encoded piece by piece, with
-    their padding); backward the sums of gradients, which then depend on how the samples lie on the devices.
-    """
-
-    forward: Precision = "float32"  # precision of rows: float32, bfloat16, float16, int8, float8_e4m3 or float8_e5m2
-    # Precision of their gradients, which are summed over a device's samples before they travel
-    backward: Precision = "float32"
-    kind: ExchangeKind = "rows"  # values that travel: distinct rows; pooled vectors, one a bag; auto: whichever is less
-    # Number of pieces in which fetched rows are gathered and sent, 1 to 8; changes no number, and is in no plan file
-    pieces: int = 1
-
-    def __post_init__(self) -> None:
-        check_ranges(self, pieces=(1, MOST_PIECES))
-
-    @property
-    def of_segment(self) -> Exchange:
-        """The exchange of a segment: of rows where `kind` is left open, and without `pieces`, which are the run's."""
-        return Exchange(self.forward, self.backward, "rows" if self.kind == "auto" else self.kind)
-
-    def to_json(self) -> dict[str, str]:
-        """Returns what a plan file says of it."""
-        return {"forward": self.forward, "backward": self.backward, "kind": self.kind}
-
-
-EXACT = Exchange()
-
-
-@dataclasses.dataclass(frozen=True)
-class RowIds:
-    """A set of a table's rows."""
-
-    ids: tuple[int, ...]  # sorted, distinct
-    file: str = ""  # the file in which the plan keeps them, relative to the plan file; "": in the plan itself
-    sha256: str = ""  # of that file's bytes
-
-
-@dataclasses.dataclass(frozen=True)
-class Segment:
-    """One part of a table, some rows x some columns, and where it lives."""
-
-    # row_wise: rows spread over all devices; table_wise: all on one device; column_wise: columns spread over all
-    # devices; data_parallel: a copy on each device; table_row_wise: rows spread over the devices of one host; grid:
-    # columns spread over hosts, and rows over the devices of each. The names are TorchRec's. hot: a copy on each device
-    # and a part of the optimizer's slots, whole rows; those that the others of its table have as the rest can change
-    # places with them. hot_per_host: the same with a copy on each host, divided over its devices.
-    placement: str
-    rows: Literal["all", "rest"] | RowIds = "all"  # rest: the rows that no other segment's set names
-    columns: Literal["all"] | tuple[int, int] = "all"  # the first, and the one after the last
-    # what holds it: of table_wise the number of the device, of table_row_wise that of the host; of row_wise and
-    # column_wise the distinct devices over which its rows or columns are spread, in this order. "all" leaves the choice
-    # among all to `bind`, or spreads over all
-    owners: Literal["all"] | int | tuple[int, ...] = "all"
-    tier: str = "device"  # memory that holds it
-    exchange: Exchange = EXACT  # what travels, and its precision; exact for data_parallel, which exchanges no rows
-    rows_of: tuple[str, ...] = ()  # features whose rows travel although the exchange is one of pooled vectors
-    why: str = ""  # the reason, for people
-
-    def column_range(self, dim: int) -> tuple[int, int]:
-        """Its columns of a table of `dim`: the first, and the one after the last."""
-        return (0, dim) if self.columns == "all" else self.columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -351,7 +283,7 @@ def check_plan(plan: Plan, tables: tuple[TableSpec, ...], source: str = "the pla
     """Checks that a plan places exactly these tables, each row and column of each once.
 
     Raises:
-      ConfigError: other tables, or a table whose segments are no partition: see `segments.py`.
+      ConfigError: other tables, or a table whose segments are no partition: see `segment.py`.
     """
     names = {t.name for t in tables}
     if set(plan.tables) != names:

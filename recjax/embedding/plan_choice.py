@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from recjax.embedding.plan import (
-    COPIED,
-    EXACT,
-    HOT_PLACEMENTS,
-    PLACEMENTS,
-    Exchange,
-    Plan,
-    Segment,
-    check_plan,
-    with_exchange,
-)
+from recjax.embedding.plan import Plan, check_plan, with_exchange
+from recjax.embedding.segment import COPIED, EXACT, HOT_PLACEMENTS, PLACEMENTS, Exchange, Segment
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 from recjax.utils.paths import expanded

@@ -9,7 +9,8 @@ import numpy as np
 from recjax.embedding.bind import bind
 from recjax.embedding.bound_segment import BoundSegment
 from recjax.embedding.layout import Group
-from recjax.embedding.plan import OWNED, Plan, kind_in_words
+from recjax.embedding.plan import Plan, kind_in_words
+from recjax.embedding.segment import OWNED
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.utils.text import aligned
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,13 +34,10 @@ from recjax.embedding.buffers import Tables
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.ordering import in_order
 from recjax.embedding.pooled import lookup as pooled_lookup
+from recjax.embedding.residuals import Residuals, SparseGradient, UpdateContext
 from recjax.embedding.routing.routed import Routing
 from recjax.embedding.segment_sums import by_segments, segment_sums
-from recjax.embedding.sharding.local import SparseGradient, UpdateContext
 from recjax.parallel.mesh import ACROSS_GROUPS, BATCH_AXES, MODEL_AXES
-
-if TYPE_CHECKING:
-    from recjax.embedding.sharded import Residuals
 
 
 def row_means(

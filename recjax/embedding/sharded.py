@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,46 +16,21 @@ from recjax.embedding.buffers import GroupSlots, Tables
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.lookups import Pool
 from recjax.embedding.pooled import lookup as pooled_lookup
-from recjax.embedding.pooled.lookup import Entries, Vectors
 from recjax.embedding.pooling import Sequence, pool
+from recjax.embedding.residuals import (
+    FetchResiduals,
+    Gradients,
+    LookedUp,
+    Proposed,
+    Residuals,
+    Rows,
+    UpdateContext,
+    Vectors,
+)
 from recjax.embedding.routing.routed import GroupRouting, Routing
 from recjax.embedding.row_statistic import row_means
-from recjax.embedding.sharding.local import (
-    FetchResiduals,
-    Proposed,
-    SparseGradient,
-    UpdateContext,
-    in_place,
-    summed_over_devices,
-)
+from recjax.embedding.sharding.local import in_place, summed_over_devices
 from recjax.parallel.mesh import BATCH_AXES, MODEL_AXES
-
-Rows = dict[str, jax.Array]  # group name -> fetched rows [U, D]
-Gradients = dict[str, SparseGradient]  # group name -> gradients of this device's rows
-
-
-class LookedUp(NamedTuple):
-    """Everything that a device looked up for its samples: what the model's gradient is asked for.
-
-    Attributes:
-      rows: distinct rows, group name -> [U, D].
-      vectors: what owners of rows have pooled, stream name -> [b, D].
-    """
-
-    rows: Rows
-    vectors: Vectors
-
-
-class Residuals(NamedTuple):
-    """Leftovers of a look-up for `send_gradients`.
-
-    Attributes:
-      groups: group name -> which way the gradients of its rows go.
-      pooled: exchange name -> the ids that this device has pooled, for each of its groups.
-    """
-
-    groups: dict[str, FetchResiduals]
-    pooled: dict[str, tuple[Entries, ...]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,10 +22,11 @@ from typing import Any, Literal
 import numpy as np
 
 from recjax.embedding.bind import stack_of
-from recjax.embedding.plan import Exchange, Plan, Segment, with_exchange
+from recjax.embedding.plan import Plan, with_exchange
 from recjax.embedding.plan_choice import AUTO_REPLICATE_BYTES
 from recjax.embedding.quantize import encoded_bytes
 from recjax.embedding.routing.capacity import ROOM, rung
+from recjax.embedding.segment import Exchange, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.balance import GOOD_ENOUGH, balance
 from recjax.planning.cuts import NARROWEST

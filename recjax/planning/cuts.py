@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from recjax.embedding.bind import stack_of
-from recjax.embedding.plan import Exchange
+from recjax.embedding.segment import Exchange
 from recjax.embedding.spec import MAX_ROWS, TableSpec
 from recjax.planning.loads import LOADS, Workload
 

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recjax.data.presence import Presence
-from recjax.embedding.plan import HOT, HOT_PLACEMENTS, Plan, RowIds, Segment
+from recjax.embedding.plan import Plan
 from recjax.embedding.routing import device
+from recjax.embedding.segment import HOT, HOT_PLACEMENTS, RowIds, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.planning.costs import Costs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from recjax.embedding.plan import HOT, HOT_PER_HOST
+from recjax.embedding.segment import HOT, HOT_PER_HOST
 from recjax.planning.work import Work
 
 _PASSES = 10  # over the rows of which all are read and written: copied beside the others, their gradients, the new rows

@@ -12,7 +12,8 @@ import numpy as np
 
 from recjax.data.pipeline import batches
 from recjax.data.presence import Presence, count_presence
-from recjax.embedding.plan import COPIED, Plan, Segment
+from recjax.embedding.plan import Plan
+from recjax.embedding.segment import COPIED, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec, ids_per_sample
 
 if TYPE_CHECKING:

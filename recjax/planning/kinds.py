@@ -11,7 +11,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from recjax.embedding.plan import Plan, Segment, kind_in_words
+from recjax.embedding.plan import Plan, kind_in_words
+from recjax.embedding.segment import Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.loads import Workload
 from recjax.planning.profile import TableUse

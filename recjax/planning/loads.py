@@ -11,8 +11,8 @@ import numpy as np
 
 from recjax.embedding.bound_segment import BoundSegment
 from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.plan import Exchange, ExchangeKind
 from recjax.embedding.quantize import encoded_bytes
+from recjax.embedding.segment import Exchange, ExchangeKind
 from recjax.embedding.spec import TableSpec
 from recjax.planning.profile import Profile, TableUse
 from recjax.utils.text import aligned

@@ -29,7 +29,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from recjax import __version__
 from recjax.data.batch import Schema
 from recjax.data.storage import run_snapshot
 from recjax.embedding.dynamic.tables import refuse_dynamic
@@ -49,6 +48,7 @@ from recjax.utils import log
 from recjax.utils.files import checksums, disk_error
 from recjax.utils.lazy_arrays import PART_BYTES, LazyArray, as_lazy
 from recjax.utils.paths import expanded, located
+from recjax.utils.version import __version__
 
 Quantize = Literal["none", "bfloat16", "int8", "int4"]
 Format = Literal["stablehlo", "onnx"]

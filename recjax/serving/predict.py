@@ -81,7 +81,7 @@ def predict(
     scores.refuse_columns(carry or (), own)
     about: collections.deque[_About] = collections.deque()  # of the batches that are under way
     with _batches(trainer, input, split, size, carry, faults) as stream, scores.whole_file(out) as file:
-        for _, logits in trainer.predict(state, trainer.inputs_of(_noted(stream, about), size)):
+        for _, logits in trainer.predict(state, trainer.inputs_of(_noted(stream, about), size, state.host)):
             of = about.popleft()
             outputs.check(logits, of.numbers)
             scored = outputs.columns(trainer.tasks, logits, classes)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,31 +15,9 @@ from recjax.embedding.routing.ordered import OrderedStage
 from recjax.embedding.routing.routed import RoutedBatch
 from recjax.embedding.routing.sorting import distinct
 from recjax.errors import TrainingError
+from recjax.tiers.admission import Admission, Course, OfOwners
 from recjax.tiers.directory import CacheTooSmallError, Directory, Moves
-
-if TYPE_CHECKING:
-    from recjax.tiers.tier import Course, Tier
-
-OfOwners = dict[str, list[Any]]  # group name -> something of each owner
-
-
-@dataclasses.dataclass(frozen=True)
-class Admission:
-    """Rows that move before the step of a batch: see `Tier.admit`.
-
-    Attributes:
-      course: of the stage that made it.
-      moves: group name -> of each owner.
-      named: group name -> of each owner the homes that the batch names, int32, ascending.
-      left: group name -> of each owner that is here a future of the records of the rows that leave.
-      records: the records of the rows that come, for each group and owner; of owners that are elsewhere none.
-    """
-
-    course: Course
-    moves: dict[str, list[Moves]]
-    named: OfOwners
-    left: dict[str, dict[int, Future[np.ndarray]]]
-    records: Future[OfOwners]
+from recjax.tiers.tier import Tier
 
 
 class CacheStage(OrderedStage):

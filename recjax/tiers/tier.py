@@ -27,45 +27,14 @@ from recjax.parallel import distributed
 from recjax.parallel.malloc import return_free
 from recjax.parallel.mesh import own as parts_of_this_process
 from recjax.parallel.mesh import put
+from recjax.tiers.admission import Admission, Course, Leaving, OfOwners
 from recjax.tiers.directory import Directory, Moves
 from recjax.tiers.host_rows import ROWS_AT_ONCE, HostRows
 from recjax.tiers.moves import ROWS, Arrays, Mover
-from recjax.tiers.stage import Admission, OfOwners
 
 _NONE = np.zeros(0, np.int32)
 _READERS = 2
 _WAITING_BYTES = 2**26  # of rows that have left and are not written; those of one step may be more
-
-
-@dataclasses.dataclass(eq=False)
-class Leaving:
-    """Rows that leave a cache, until they are written.
-
-    Attributes:
-      homes_K: int32, ascending.
-      order_K: which of the records is that of each.
-      records: of the rows as they leave, uint8 [K, record].
-    """
-
-    homes_K: np.ndarray
-    order_K: np.ndarray
-    records: Future[np.ndarray]
-
-
-class Course:
-    """One pass of a stream through a stage that began with an empty cache.
-
-    Attributes:
-      directories: of the stage, by group and owner.
-      leaving: group name -> of each owner what has left, or is to leave, and is not written.
-      waiting: reads to begin once the caches that the course before it filled are empty; None: they are.
-    """
-
-    def __init__(self, directories: dict[str, list[Directory]]) -> None:
-        """Not begun."""
-        self.directories = directories
-        self.leaving: dict[str, list[list[Leaving]]] = {name: [[] for _ in of] for name, of in directories.items()}
-        self.waiting: list[Any] | None = []
 
 
 class Tier:

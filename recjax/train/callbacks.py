@@ -189,7 +189,7 @@ class SaveCheckpoint:
         choice, left = self._trainer.config.train.checkpoint_copy, available_bytes()
         if choice != "auto":
             return choice == "always"
-        if self._trainer.tier is not None:
+        if self._trainer.bound.cached:
             self._log.progress.note(
                 f"checkpoints ({needed_bytes / 2**30:.1f} GiB) are written while training waits: a copy of the rows on "
                 "the host would take memory beside tier.dram_bytes (train.checkpoint_copy)"

@@ -172,7 +172,7 @@ def _measured(
     stop: Callable[[], int] = never,
 ) -> Exact | Binned | ByTask:
     whole = _measures(trainer.tasks, exact)
-    for batch, logits in trainer.predict(state, trainer.eval_inputs(split, stop)):
+    for batch, logits in trainer.predict(state, trainer.eval_inputs(split, stop, state.host)):
         if not batch.size:
             continue
         whole.add(batch.labels, logits, batch.weights, batch.position)

@@ -11,8 +11,8 @@ import numpy as np
 
 from recjax.config.train import TrainConfig
 from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.sharded import Gradients, ShardedEmbeddings
-from recjax.embedding.sharding.local import Proposed
+from recjax.embedding.residuals import Gradients, Proposed
+from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.train.dense import Dense
 from recjax.utils.platforms import target_platform
 

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from recjax.embedding.address import Homes
-from recjax.embedding.sharded import Gradients, ShardedEmbeddings
+from recjax.embedding.residuals import Gradients
+from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.train.dense import Dense
 

@@ -47,8 +47,8 @@ class HotPeriods:
         hot = trainer.config.embedding.hot
         self._every = hot.refresh if trainer.bound.hot else 0
         self._first = self.trainer = self._held = trainer  # of whose rows are hot in the state
-        self._asks = stop, save
-        if self._every and trainer.tier is not None:
+        self._stop, self._save = stop, save
+        if self._every and trainer.bound.cached:
             raise ConfigError(
                 "embedding.hot.refresh is set, and tier.device_bytes, which does not hold all rows; but rows on the "
                 "host cannot become hot later yet. Set embedding.hot.refresh=0; or tier.device_bytes=0, which holds "
@@ -74,7 +74,7 @@ class HotPeriods:
         then = self._trainer_of(step // self._every)
         state = self._move(state, self._held, then)
         if then is not self.trainer:
-            stream.reroute(then.router, then.train_reader(*self._asks))
+            stream.reroute(then.router, then.train_reader(self._stop, self._save))
         self.trainer = self._held = then
         return state
 
@@ -103,7 +103,7 @@ class HotPeriods:
 
     @functools.lru_cache(maxsize=1)  # noqa: B019  # lives as long as a training
     def _trainer_of(self, period: int) -> Trainer:
-        """The trainer of a period. Its programs are those of the first one, which do not know which rows are hot."""
+        """The trainer of a period, to route by; the first one takes its steps, as programs know no row that is hot."""
         if period == 0:
             return self._first
         first = self._first
@@ -118,9 +118,7 @@ class HotPeriods:
         shape = (bound.replicas, bound.hosts, bound.devices // bound.hosts)
         other = bound_as(config, plan, _in_order(first, tables), bound.features, shape)
         other = in_lines(other) if any(group.lines for group in bound.groups) else other
-        made = dataclasses.replace(first, plan=plan, bound=other)
-        made.__dict__["step_program"] = first.step_program
-        return made
+        return dataclasses.replace(first, plan=plan, bound=other)
 
 
 def _in_order(trainer: Trainer, tables: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from recjax.tiers.changes import Changes
 from recjax.train.checkpoint.array_store import size_bytes
 from recjax.train.checkpoint.chain import Chain
 from recjax.train.checkpoint.checkpoints import Checkpoints
@@ -24,7 +25,7 @@ class Increments:
     def __init__(self, trainer: Trainer, checkpoints: Checkpoints) -> None:
         """Takes the trainer of a run and its checkpoints."""
         self._trainer, self._checkpoints = trainer, checkpoints
-        self._changes = trainer.tier.rows.changes if trainer.tier is not None else None
+        self._changes: Changes | None = None
         self._begun = 0  # of `Changes.begun`, the checkpoint that is being written
 
     def wait(self) -> None:
@@ -39,6 +40,8 @@ class Increments:
         Returns:
           Its arrays, and the chain of which it is an increment; () if it is whole.
         """
+        tier = state.host.tier
+        self._changes = None if tier is None else tier.rows.changes
         if self._changes is None:
             return self._trainer.checkpoint(state), ()
         found = self._increment(state, step, self._changes.since) or (self._trainer.checkpoint(state), ())

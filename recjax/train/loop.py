@@ -73,13 +73,17 @@ def fit(
     began, due, event = progress.step, Due(trainer.config.train, lambda: log.progress.trained_s), Event()
     hot = HotPeriods(trainer, stop, due.by_time)
     ahead = compile_ahead(trainer)
-    with log, contextlib.closing(trainer.train_inputs(stop, due.by_time)) as stream, contextlib.closing(ahead):
+    with (
+        log,
+        contextlib.closing(trainer.train_inputs(stop, due.by_time, state.host)) as stream,
+        contextlib.closing(ahead),
+    ):
         if progress.unevaluated:  # an earlier call was asked to stop within the evaluation of this step
             event = _event(trainer, progress, due)
             _call(callbacks, event, state, progress, due)
         if not (event.stop or progress.stopped or progress.step >= trainer.total_steps):
             stream.load_state_dict(progress.inputs())
-            log.start(progress)
+            log.start(progress, state.host)
             state = hot.enter(state, progress.step, stream)
             for inputs in stream:
                 state = trainer.admit(state, stream.latest)

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import optax
 
 from recjax.embedding.buffers import Tables
-from recjax.embedding.pooled.lookup import Vectors
+from recjax.embedding.residuals import LookedUp, Vectors
 from recjax.embedding.routing.routed import Routing
-from recjax.embedding.sharded import LookedUp, ShardedEmbeddings
+from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.models import in_step
 from recjax.models.in_step import Samples
 from recjax.train.dense import Dense, order_made

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from recjax import __version__, settings
+from recjax import settings
 from recjax.config.own_code import source_of
 from recjax.config.run import RunConfig
 from recjax.embedding.plan import Plan
@@ -25,6 +25,7 @@ from recjax.parallel import distributed, watchdog
 from recjax.parallel.timed_collectives import time_collectives
 from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils.files import write_whole
+from recjax.utils.version import __version__
 
 _OF_DATA = ("data",)
 _WAIT_S = 0.5
@@ -36,6 +37,7 @@ def facts(trainer: Trainer) -> dict[str, str]:
     """Facts that all processes must have alike, by name."""
     source = source_of(type(trainer.config))
     devices = jax.local_devices(backend=trainer.mesh.devices.flat[0].platform)
+    cached = {group.name: group.rows for group in trainer.bound.cached}
     return {
         "recjax": __version__,
         "jax": jax.__version__,
@@ -47,7 +49,7 @@ def facts(trainer: Trainer) -> dict[str, str]:
         "config": settings.config_hash(trainer.config, ("data.path", "data.cache", "plan")),
         **({} if source is None else {"code of the model": source.hash}),
         "plan": digest(trainer.plan),
-        **({"rows of caches": json.dumps({g.name: g.rows for g in trainer.bound.cached})} if trainer.tier else {}),
+        **({"rows of caches": json.dumps(cached)} if cached else {}),
         "data": trainer.source.fingerprint,
     }
 

@@ -65,8 +65,8 @@ def _without_bottom(trainer: Trainer) -> list[str]:
 
 def _always_whole(trainer: Trainer) -> list[str]:
     """A remark where increments are asked for and each checkpoint is whole all the same."""
-    most, tier = trainer.config.train.checkpoint_increments, trainer.tier
-    if not most or tier is not None and tier.rows.changes is not None:
+    most = trainer.config.train.checkpoint_increments
+    if not most or trainer.makes_increments:
         return []
-    why = "all rows are on the devices" if tier is None else "there are several processes"
+    why = "there are several processes" if trainer.bound.cached else "all rows are on the devices"
     return [f"train.checkpoint_increments={most} changes nothing, each checkpoint is whole: {why}"]

@@ -21,15 +21,17 @@ from recjax.parallel.mesh import put, replicated, whole
 from recjax.tiers.written import WRITTEN, whole_tables
 from recjax.train import late as late_sums
 from recjax.train.dense import REPLICATED, Dense
+from recjax.train.host_state import EMPTY, HostState
 from recjax.train.late import Late
 from recjax.train.module import kept_dtype, kept_state, parameters
 from recjax.utils.lazy_arrays import LazyArray, as_lazy
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """The donated state of the step.
+    """The state of a training: the arrays on the devices, which the step donates, and what the host holds beside them.
+
+    As a pytree it is the arrays alone: what JAX gives back has no `host`.
 
     Attributes:
       step: int32 [], steps done.
@@ -41,6 +43,7 @@ class TrainState:
       homes: of mapped groups, which row each slot of the buffer holds: see `recjax.embedding.address`.
       module: what the module holds beside its parameters, the same on all devices.
       late: dense gradients that the devices have still to add up, a `recjax.train.late.Late`; {} where none are.
+      host: rows that are not on the devices, and maps from keys to rows.
     """
 
     step: Any
@@ -52,6 +55,11 @@ class TrainState:
     homes: Homes = dataclasses.field(default_factory=dict)
     module: Any = dataclasses.field(default_factory=dict)
     late: Any = dataclasses.field(default_factory=dict)
+    host: HostState = EMPTY
+
+
+_ARRAYS = [field.name for field in dataclasses.fields(TrainState) if field.name != "host"]
+jax.tree_util.register_dataclass(TrainState, _ARRAYS, [], drop_fields=["host"])
 
 
 def create(

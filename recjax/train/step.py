@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.layout import BoundPlan
+from recjax.embedding.residuals import UpdateContext
 from recjax.embedding.sharded import ShardedEmbeddings
-from recjax.embedding.sharding.local import UpdateContext
 from recjax.models.in_step import Step
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.train import late as late_sums

@@ -12,10 +12,12 @@ from collections.abc import Callable
 import numpy as np
 from jax import monitoring
 
+from recjax.embedding.dynamic.tables import DynamicTables
 from recjax.errors import DataError, TrainingError
 from recjax.parallel import distributed, waiting, watchdog
 from recjax.parallel.stopping import Stop
 from recjax.train.finite import explain
+from recjax.train.host_state import EMPTY, HostState
 from recjax.train.progress import TrainProgress
 from recjax.train.run.writers import MetricsFile, NoMetrics, Progress
 from recjax.train.step import Metrics
@@ -61,6 +63,7 @@ class StepLog(contextlib.AbstractContextManager["StepLog"]):
         self._silent = None if distributed.is_main() else open(os.devnull, "w")  # closed by __exit__
         self.progress = Progress(trainer.total_steps, self._silent, clock)
         self._pending: _Pending | None = None
+        self._ids: DynamicTables | None = None
         self._position = 0
         self.compile_s = 0.0  # that training waited for programs to be compiled, or read if kept, since `start`
         self.compile_ahead_s = 0.0  # spent in that by threads beside the training
@@ -74,8 +77,14 @@ class StepLog(contextlib.AbstractContextManager["StepLog"]):
         """Training programs that this process compiled."""
         return len(self._programs)
 
-    def start(self, progress: TrainProgress) -> None:
-        """Takes in where the training begins, and says what it waits for until a step's metrics are there."""
+    def start(self, progress: TrainProgress, host: HostState = EMPTY) -> None:
+        """Takes in where the training begins, and says what it waits for until a step's metrics are there.
+
+        Args:
+          progress: of the training.
+          host: of its state, whose maps from keys to rows each line counts.
+        """
+        self._ids = host.ids
         self._position, self._thread = progress.position, threading.get_ident()
         monitoring.register_event_duration_secs_listener(self._compiled)
         self._listening.callback(monitoring.unregister_event_duration_listener, self._compiled)
@@ -96,7 +105,7 @@ class StepLog(contextlib.AbstractContextManager["StepLog"]):
             self._programs.add(program)
             self.progress.compiled()
         self._read(alone=False)
-        tables = self._trainer.ids.figures() if self._trainer.ids else {}
+        tables = self._ids.figures() if self._ids else {}
         ids = {f"{table}.{name}": count for table, of in tables.items() for name, count in of.items()}
         self._pending = _Pending(progress.step, self._position, progress.position - self._position, metrics, ids)
         self._position = progress.position

@@ -22,7 +22,7 @@ from recjax.data.batch import Batch
 from recjax.data.source import BlockSource, require_rows
 from recjax.embedding import replica_groups
 from recjax.embedding.address import Maps
-from recjax.embedding.dynamic.tables import DYNAMIC, DynamicTables, dynamic_tables
+from recjax.embedding.dynamic.tables import DYNAMIC, DynamicTables, dynamic_tables, require_possible
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.lines import in_lines
 from recjax.embedding.plan import Plan
@@ -37,7 +37,7 @@ from recjax.planning.predict import Prediction
 from recjax.planning.question import Answer
 from recjax.planning.tier_run import bound_as
 from recjax.tiers.caches import with_caches
-from recjax.tiers.host_rows import HostRows
+from recjax.tiers.host_rows import HostRows, folder_of
 from recjax.tiers.tables import export_cached, hot_rows, import_cached
 from recjax.tiers.tier import Tier
 from recjax.tiers.written import WRITTEN, export_written, import_written
@@ -45,6 +45,7 @@ from recjax.train import state as states
 from recjax.train.agreement import StopRequested
 from recjax.train.checkpoint.chain import Chain
 from recjax.train.dense import Dense, make_dense
+from recjax.train.host_state import EMPTY, HostState
 from recjax.train.input_streams import InputStreams
 from recjax.train.inputs import InputStream
 from recjax.train.module import ModuleDef, asks_for_samples, built
@@ -63,6 +64,9 @@ from recjax.utils.lazy_arrays import load
 class Trainer(InputStreams):
     """Trains and predicts: programs and what they are made of. Nothing in it changes; what does is the `TrainState`.
 
+    Where the host has a part of the state (`HostState`), a stream of inputs gets it as `host`, and `admit` comes before
+    each step.
+
     Attributes:
       config: the run's config, as it is for so many training samples.
       source: its data.
@@ -77,8 +81,6 @@ class Trainer(InputStreams):
       maps: where the rows of mapped groups lie; None: each in the slot of its home (see `recjax.embedding.address`).
       tasks: what it learns of several labels, or of one otherwise than by log loss; (): the one binary label.
       chosen: what a planner has chosen for it, if one has; see `recjax.train.planned`.
-      tier: the rows that are not on the devices, if not all are. It does change, with the newest state.
-      ids: which keys have which rows, if some tables give rows to keys. It changes likewise.
       products: who computes those of dense layers, if `train.products` chooses.
     """
 
@@ -95,61 +97,121 @@ class Trainer(InputStreams):
     maps: Maps | None = None
     tasks: Tasks = ()
     chosen: Answer | None = None
-    tier: Tier | None = None
-    ids: DynamicTables | None = None
     products: Products | None = None
 
-    def init_state(self) -> TrainState:
-        """Returns the state before the first step."""
-        if self.tier is not None:
-            self.tier.clear()
-        if self.ids is not None:
-            self.ids.clear()
-        of = (self.model, self.bound, self.mesh, self.tx, self.config.seed, self.dtype, self.dense, self.maps)
-        return states.create(*of, self.config.train.replica_init == "own", self.options.late)
+    def init_state(self, host: HostState | None = None) -> TrainState:
+        """Returns the state before the first step.
 
-    def restore(self, arrays: dict[str, Any], step: int, chain: Chain = ()) -> TrainState:
+        Args:
+          host: that of an earlier state, which this one takes over; None: a new one.
+        """
+        state = states.create(
+            self.model,
+            self.bound,
+            self.mesh,
+            self.tx,
+            self.config.seed,
+            self.dtype,
+            held=self.dense,
+            maps=self.maps,
+            apart=self.config.train.replica_init == "own",
+            late=self.options.late,
+        )
+        return dataclasses.replace(state, host=self._cleared(host))
+
+    def restore(
+        self, arrays: dict[str, Any], step: int, chain: Chain = (), host: HostState | None = None
+    ) -> TrainState:
         """Returns the state that a checkpoint of any mesh and plan holds: see `state.from_host`.
 
-        With the checkpoint's `chain`, where the host takes rows from it as they are, increments may be made after it.
+        Args:
+          arrays: of the checkpoint.
+          step: steps done.
+          chain: that of the checkpoint: where the host takes rows from it as they are, increments may come after it.
+          host: as for `init_state`.
         """
-        of = (self.model, self.bound, self.mesh, self.tx, self.dtype, self.dense, self.maps)
-        state = states.from_host(arrays, step, *of, self.options.late)
-        if self.tier is not None:
-            self.tier.clear()
-            if not import_written(self.bound, self.tier.rows, self.config.seed, arrays.get(WRITTEN, {})):
-                import_cached(self.bound, self.tier.rows, states.one_version(arrays)["tables"])
-            elif self.tier.rows.changes is not None:
-                self.tier.rows.changes.complete(chain)
-        if self.ids is not None:
-            self.ids.load(load(arrays.get(DYNAMIC, {})))
-        return state
+        state = states.from_host(
+            arrays,
+            step,
+            self.model,
+            self.bound,
+            self.mesh,
+            self.tx,
+            self.dtype,
+            held=self.dense,
+            maps=self.maps,
+            late=self.options.late,
+        )
+        now = self._cleared(host)
+        try:
+            self._fill(now, arrays, chain)
+        except BaseException:
+            if host is None:
+                now.close()
+            raise
+        return dataclasses.replace(state, host=now)
+
+    def _cleared(self, host: HostState | None) -> HostState:
+        """A new part of a state on the host, or `host` without what it held."""
+        if host is not None:
+            host.clear()
+            return host
+        tier, places = None, self.config.tier
+        if self.bound.cached:
+            rows = HostRows(
+                self.bound,
+                self.mesh,
+                self.config.seed,
+                self.dtype,
+                dram_bytes=places.bytes_of("dram_bytes"),
+                disk=places.disk,
+                track=self.makes_increments,
+            )
+            tier = Tier(rows)
+        ids = DynamicTables(self.bound, self.mesh, self.config.seed, self.dtype) if self.gives_rows else None
+        return HostState(tier, ids)
+
+    def _fill(self, host: HostState, arrays: dict[str, Any], chain: Chain) -> None:
+        if host.tier is not None:
+            rows = host.tier.rows
+            if not import_written(self.bound, rows, self.config.seed, arrays.get(WRITTEN, {})):
+                import_cached(self.bound, rows, states.one_version(arrays)["tables"])
+            elif rows.changes is not None:
+                rows.changes.complete(chain)
+        if host.ids is not None:
+            host.ids.load(load(arrays.get(DYNAMIC, {})))
+
+    @property
+    def makes_increments(self) -> bool:
+        """Whether checkpoints may be increments: there are rows on the host, all of them in this process."""
+        return bool(self.bound.cached) and self.config.train.checkpoint_increments > 0 and jax.process_count() == 1
 
     def export(self, state: TrainState) -> dict[str, Any]:
         """Returns a state's arrays, independent of mesh and plan: see `state.export`."""
-        arrays = self._exported(state)
-        if self.tier is None:
+        arrays, tier = self._exported(state), self.require_host(state.host).tier
+        if tier is None:
             return arrays
-        self.tier.flush(state)
+        tier.flush(state)
         hot = hot_rows(self.bound, state.tables, state.slots)
-        return {**arrays, "tables": {**arrays["tables"], **export_cached(self.bound, self.tier.rows, hot)}}
+        return {**arrays, "tables": {**arrays["tables"], **export_cached(self.bound, tier.rows, hot)}}
 
     def checkpoint(self, state: TrainState, increment: bool = False) -> dict[str, Any]:
         """Returns the same for a checkpoint: of tables with rows on the host what was ever written, see `WRITTEN`.
 
         With `increment` what has changed since the checkpoint that `Tier.rows.changes` names: see `Increments`.
         """
-        arrays = self._exported(state)
-        if self.tier is None:
+        arrays, tier = self._exported(state), self.require_host(state.host).tier
+        if tier is None:
             return arrays
-        self.tier.begin_checkpoint(state)
+        tier.begin_checkpoint(state)
         arrays = {key: value for key, value in arrays.items() if value or key != "tables"}
         hot = hot_rows(self.bound, state.tables, state.slots)
-        return {**arrays, WRITTEN: export_written(self.bound, self.tier.rows, self.config.seed, hot, increment)}
+        return {**arrays, WRITTEN: export_written(self.bound, tier.rows, self.config.seed, hot, increment)}
 
     def _exported(self, state: TrainState) -> dict[str, Any]:
         """All but the tables with rows on the host."""
-        maps = {} if self.ids is None else {DYNAMIC: self.ids.state()}
+        ids = self.require_host(state.host).ids
+        maps = {} if ids is None else {DYNAMIC: ids.state()}
         return {**states.export(state, self.bound, self.dense), **maps}
 
     @functools.cached_property
@@ -160,15 +222,30 @@ class Trainer(InputStreams):
     @functools.cached_property
     def step_program(self) -> jax.stages.Wrapped:
         """The jitted training step: see `make_train_step`."""
-        how = (self.options, self.dense, self.tasks, compiler_options(self.products))
-        return make_train_step(ModuleDef.of(self.model), self.bound, self.mesh, self.tx, *how)
+        return make_train_step(
+            ModuleDef.of(self.model),
+            self.bound,
+            self.mesh,
+            self.tx,
+            self.options,
+            dense=self.dense,
+            tasks=self.tasks,
+            compiler_options=compiler_options(self.products),
+        )
 
     @functools.cached_property
     def predict_program(self) -> jax.stages.Wrapped:
         """The jitted forward pass: see `make_predict`."""
-        bound = self.reading.bound if self.tier else self.bound
-        how = (self.dense, self.tasks, self.options.late, compiler_options(self.products))
-        return make_predict(ModuleDef.of(self.model), bound, self.mesh, *how)
+        bound = self.reading.bound if self.bound.cached else self.bound
+        return make_predict(
+            ModuleDef.of(self.model),
+            bound,
+            self.mesh,
+            dense=self.dense,
+            tasks=self.tasks,
+            late=self.options.late,
+            compiler_options=compiler_options(self.products),
+        )
 
     def train_step(self, state: TrainState, inputs: StepInputs) -> tuple[TrainState, Metrics]:
         """Dispatches one training step, which takes the place of `state`; nothing is awaited.
@@ -178,10 +255,12 @@ class Trainer(InputStreams):
         Returns:
           The new state, and the metrics of the step: see `make_train_step`.
         """
-        if self.tier is not None:
-            self.tier.require_admitted()
+        host = self.require_host(state.host)
+        if host.tier is not None:
+            host.tier.require_admitted()
         with jax.profiler.TraceAnnotation("dispatch"):
-            return self.step_program(state, inputs)
+            after, metrics = self.step_program(state, inputs)
+        return after if host is EMPTY else dataclasses.replace(after, host=host), metrics
 
     def admit(self, state: TrainState, batch: InFlight) -> TrainState:
         """Brings the rows of a batch to the devices, where not all are, and draws those that were given to keys.
@@ -194,11 +273,10 @@ class Trainer(InputStreams):
           state: is used up if rows come.
           batch: which the stream of the training gave last.
         """
-        keeper = self.tier or self.ids
-        if keeper is None:
+        if state.host is EMPTY:
             return state
         with jax.profiler.TraceAnnotation("admit"):
-            moved: TrainState = keeper.admit(state, batch.routed.admission)
+            moved: TrainState = state.host.admit(state, batch.routed.admission)
             return moved
 
     def averaged(self, state: TrainState, step: int) -> TrainState:
@@ -227,8 +305,8 @@ class Trainer(InputStreams):
           StopRequested: the stream's `stop` of any process has said so.
         """
         before: tuple[Batch, jax.Array] | None = None
-        if self.tier is not None:
-            self.tier.flush(state)
+        if (tier := self.require_host(state.host).tier) is not None:
+            tier.flush(state)
         with contextlib.closing(stream):
             for inputs in stream:
                 if stream.latest.stop:
@@ -244,8 +322,8 @@ class Trainer(InputStreams):
 
     def _logits(self, state: TrainState, batch: InFlight, inputs: StepInputs) -> jax.Array:
         """Dispatches one forward pass. Rows of the host that it needs are held as long as it lasts."""
-        if self.tier is not None:
-            state = self.tier.view(state, batch.routed.admission)
+        if state.host.tier is not None:
+            state = state.host.tier.view(state, batch.routed.admission)
         logits: jax.Array = self.predict_program(state, inputs)
         return logits
 
@@ -322,17 +400,15 @@ def build_trainer(
     bound = bound_as(config, plan, tables, features, shape)
     if mesh.devices.flat[0].platform == "tpu":
         bound = in_lines(bound)
-    tier = None
     chosen_bytes = chosen.tier.device_bytes if chosen and chosen.tier else 0
     if budget := config.tier.bytes_of("device_bytes") or chosen_bytes:
         bound = with_caches(bound, budget, np.dtype(dtype).itemsize)
         if bound.cached:
             return_memory()
-            track = config.train.checkpoint_increments > 0 and jax.process_count() == 1
-            host = (config.tier.bytes_of("dram_bytes"), config.tier.disk, track)
-            tier = Tier(HostRows(bound, mesh, config.seed, dtype, *host))
-    ids = DynamicTables(bound, mesh, config.seed, dtype) if dynamic_tables(bound) else None
-    if ids is not None and config.embedding.hot.rows:
+            if config.tier.disk:
+                folder_of(config.tier.disk)  # refuses one that cannot be made before anything is trained
+    require_possible(bound)
+    if dynamic_tables(bound) and config.embedding.hot.rows:
         raise ConfigError(
             f"embedding.tables.{dynamic_tables(bound)[0]}.ids=dynamic does not go with embedding.hot.rows, which are "
             "chosen by their numbers in the data. Leave that out, or ids=dynamic."
@@ -342,7 +418,26 @@ def build_trainer(
     dense = make_dense(config.train.dense, bucket_mib, model, tx, dtype, mesh.devices.size)
     train = config.train
     per_sample = asks_for_samples(model, train.accumulate)
-    late = train.dense_delay > 0
-    options = StepOptions(train.clip_norm, train.accumulate, train.schedule.factor, config.seed, per_sample, late)
-    made = (config, source, mesh, plan, bound, model, tx, dtype, dense, options)
-    return Trainer(*made, tasks=tasks, chosen=chosen, tier=tier, ids=ids, products=products)
+    options = StepOptions(
+        train.clip_norm,
+        train.accumulate,
+        train.schedule.factor,
+        config.seed,
+        per_sample=per_sample,
+        late=train.dense_delay > 0,
+    )
+    return Trainer(
+        config=config,
+        source=source,
+        mesh=mesh,
+        plan=plan,
+        bound=bound,
+        model=model,
+        tx=tx,
+        dtype=dtype,
+        dense=dense,
+        options=options,
+        tasks=tasks,
+        chosen=chosen,
+        products=products,
+    )

@@ -7,7 +7,8 @@ import pytest
 from recjax.embedding.address import SlotMap, homes_of, identity, locator, make_homes
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan import Plan, RowIds, Segment
+from recjax.embedding.plan import Plan
+from recjax.embedding.segment import RowIds, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 
 HOT = RowIds((0, 3, 4))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from recjax.embedding.bands import FEW, Band, bands
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan import RowIds, Segment
 from recjax.embedding.row_order import RowOrder
+from recjax.embedding.segment import RowIds, Segment
 from recjax.embedding.spec import TableSpec
 
 LARGEST = 2**31 - 1

@@ -14,7 +14,8 @@ from support.problems import Problem, trainer_of
 from recjax.config.train import DenseSgd
 from recjax.embedding.hot_rows import homes_of_hot_rows, make_swap
 from recjax.embedding.optim import Adam, PartialRowWiseAdam, Sgd
-from recjax.embedding.plan import Plan, RowIds, Segment
+from recjax.embedding.plan import Plan
+from recjax.embedding.segment import RowIds, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.utils.lazy_arrays import load
 

@@ -23,12 +23,12 @@ from recjax.embedding.collection import export_tables, import_tables
 from recjax.embedding.layout import Group
 from recjax.embedding.low_precision import from_storage, nearest, stochastic, to_storage
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
-from recjax.embedding.plan import Exchange
 from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.residuals import SparseGradient, UpdateContext
 from recjax.embedding.routing import capacity
 from recjax.embedding.routing.host import pack, route_on_host
 from recjax.embedding.routing.routed import GroupRouting
-from recjax.embedding.sharding.local import SparseGradient, UpdateContext
+from recjax.embedding.segment import Exchange
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError, TrainingError
 from recjax.models.dlrm import DLRMConfig

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
-from recjax.embedding.plan import PLACEMENTS, Exchange, Plan, RowIds, Segment, self_contained
+from recjax.embedding.plan import Plan, self_contained
 from recjax.embedding.plan_choice import AUTO_REPLICATE_BYTES, make_plan
+from recjax.embedding.segment import PLACEMENTS, Exchange, RowIds, Segment
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 

@@ -11,9 +11,9 @@ from support.problems import mesh_of
 from support.routing import THIRD, build, make_batch
 
 from recjax.embedding.layout import BoundPlan
-from recjax.embedding.plan import RowIds, Segment
 from recjax.embedding.routing import capacity
 from recjax.embedding.routing.host import route_on_host
+from recjax.embedding.segment import RowIds, Segment
 from recjax.parallel.mesh import sharded
 from recjax.train.routers import DeviceRouter, HostRouter, InFlight
 

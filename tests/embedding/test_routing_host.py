@@ -13,12 +13,12 @@ from recjax.data.synthetic.stream import CRITEO_KAGGLE_ROWS, ZipfStream
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import ACROSS, BoundPlan, Group
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan import PLACEMENTS
 from recjax.embedding.plan_choice import make_plan
 from recjax.embedding.routing import capacity
 from recjax.embedding.routing.host import pack, route_on_host
 from recjax.embedding.routing.routed import Routing
 from recjax.embedding.routing.sorting import distinct
+from recjax.embedding.segment import PLACEMENTS
 from recjax.embedding.spec import FeatureSpec, TableSpec
 
 LARGEST = 2**31 - 1

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan import Plan, RowIds, Segment, check_plan
-from recjax.embedding.segments import check_segments
+from recjax.embedding.plan import Plan, check_plan
+from recjax.embedding.segment import RowIds, Segment, check_segments
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 

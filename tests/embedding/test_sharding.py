@@ -21,10 +21,11 @@ from recjax.embedding.optim import SlotSpec
 from recjax.embedding.plan_choice import make_plan
 from recjax.embedding.pooling import pool
 from recjax.embedding.reference import bag_matrix
+from recjax.embedding.residuals import SparseGradient, UpdateContext
 from recjax.embedding.routing import capacity
 from recjax.embedding.routing.host import pack, route_on_host
 from recjax.embedding.routing.routed import FeatureRouting, RoutedBatch, Routing
-from recjax.embedding.sharding.local import SparseGradient, UpdateContext, coalesce
+from recjax.embedding.sharding.local import coalesce
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import BATCH_AXES, sharded

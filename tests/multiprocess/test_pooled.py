@@ -6,7 +6,8 @@ import pytest
 from support.commands import write_preset
 from support.processes import assert_equal, train_together
 
-from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
+from recjax.embedding.plan import Plan
+from recjax.embedding.segment import Exchange, RowIds, Segment
 
 pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_compile, pytest.mark.few_programs]
 

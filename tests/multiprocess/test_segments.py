@@ -6,7 +6,8 @@ import pytest
 from support.commands import write_preset
 from support.processes import assert_equal, train_together
 
-from recjax.embedding.plan import Plan, RowIds, Segment
+from recjax.embedding.plan import Plan
+from recjax.embedding.segment import RowIds, Segment
 
 pytestmark = [pytest.mark.full, pytest.mark.wide, pytest.mark.multiprocess]
 

@@ -16,9 +16,10 @@ from support.loads import assert_loads
 
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Adagrad, RowWiseAdagrad, Sgd, SparseOptimizer
-from recjax.embedding.plan import Exchange, Plan, Segment, check_plan
+from recjax.embedding.plan import Plan, check_plan
 from recjax.embedding.plan_choice import AUTO_REPLICATE_BYTES
 from recjax.embedding.plan_report import describe_plan, plan_table
+from recjax.embedding.segment import Exchange, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.balance import GOOD_ENOUGH, balance
 from recjax.planning.cuts import NARROWEST

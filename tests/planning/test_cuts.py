@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
-from recjax.embedding.plan import EXACT
+from recjax.embedding.segment import EXACT
 from recjax.embedding.spec import TableSpec
 from recjax.planning.cuts import Cut, Demand, cut_all, cut_width
 from recjax.planning.loads import LOADS, Workload

@@ -17,8 +17,9 @@ from recjax.data.presence import Items, Presence
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Adam
-from recjax.embedding.plan import Plan, RowIds, Segment, check_plan
+from recjax.embedding.plan import Plan, check_plan
 from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.segment import RowIds, Segment
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 from recjax.planning import hot, work

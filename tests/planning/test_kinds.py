@@ -3,7 +3,8 @@
 import pytest
 
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
+from recjax.embedding.plan import Plan
+from recjax.embedding.segment import Exchange, RowIds, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.kinds import bytes_of, choose_kinds
 from recjax.planning.loads import Workload

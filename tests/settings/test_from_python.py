@@ -12,7 +12,7 @@ import pytest
 import recjax
 from recjax.config.run import EmbeddingConfig, RunConfig
 from recjax.embedding.optim import Adam
-from recjax.embedding.plan import Exchange
+from recjax.embedding.segment import Exchange
 from recjax.errors import ConfigError
 from recjax.settings.from_python import texts
 from recjax.settings.overrides import assignments, override, to_json

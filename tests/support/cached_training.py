@@ -11,14 +11,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from recjax.config.tier import TierConfig
 from recjax.config.train import DenseAdagrad
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.optim import Adagrad, Adam, Ftrl, PartialRowWiseAdam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.tiers.host_rows import HostRows
 from recjax.tiers.stage import homes_by_owner
-from recjax.tiers.tier import Tier
+from recjax.train.host_state import HostState
 from recjax.train.inputs import InputStream
 from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer
@@ -70,9 +70,9 @@ def make(names: tuple[str, ...], reduced: bool = False, rows: int = V) -> Proble
     return Problem(batches, B, tuple(tables), tuple(features), Net(), 2, tx, options=OPTIONS)
 
 
-def stream_of(problem: Problem, trainer: Trainer, first: int = 0) -> InputStream:
+def stream_of(problem: Problem, trainer: Trainer, host: HostState, first: int = 0) -> InputStream:
     routed = [trainer.route(batch, B) for batch in problem.batches]
-    stream = InputStream(lambda p: iter(routed[p // B :]), trainer.router, B, B * STEPS, None, trainer.stages())
+    stream = InputStream(lambda p: iter(routed[p // B :]), trainer.router, B, B * STEPS, None, trainer.stages(host))
     largest = {
         name: max(batch.routed.required_capacities[name] for batch in routed)
         for name in routed[0].routed.required_capacities
@@ -85,7 +85,7 @@ def trained(
     problem: Problem, trainer: Trainer, state: TrainState, first: int, last: int
 ) -> tuple[TrainState, list[bytes]]:
     losses = []
-    stream = stream_of(problem, trainer, first)
+    stream = stream_of(problem, trainer, state.host, first)
     for _ in range(last - first):
         inputs = next(stream)
         state = trainer.admit(state, stream.latest)
@@ -118,10 +118,10 @@ def whole(names: tuple[str, ...], devices: int, reduced: bool, plan: str, rows: 
     return before + after, middle, bits(trainer.export(state))
 
 
-def ends(problem: Problem, trainer: Trainer, steps: int = 20) -> tuple[Any, ...]:
+def ends(problem: Problem, trainer: Trainer, start: TrainState | None = None, steps: int = 20) -> tuple[Any, ...]:
     """The bits of the losses of some steps, of all arrays after them, and of predictions then."""
-    state, losses = trained(problem, trainer, trainer.init_state(), 0, steps)
-    logits = [found for _, found in trainer.predict(state, trainer.inputs_of(problem.batches[:3], B))]
+    state, losses = trained(problem, trainer, start or trainer.init_state(), 0, steps)
+    logits = [found for _, found in trainer.predict(state, trainer.inputs_of(problem.batches[:3], B, state.host))]
     return losses, bits(trainer.export(state)), [found.tobytes() for found in logits]
 
 
@@ -137,5 +137,5 @@ def with_rows(problem: Problem, devices: int, share: float, plan: str | Plan = "
     bound = trainer.bound.with_groups(
         {g.name: dataclasses.replace(g, rows=rows[g.name], homes=g.rows, mapped=True) for g in spread}
     )
-    tier = Tier(HostRows(bound, trainer.mesh, problem.seed, trainer.dtype, **host))
-    return dataclasses.replace(trainer, bound=bound, tier=tier)
+    config = dataclasses.replace(trainer.config, tier=TierConfig(1, **host))
+    return dataclasses.replace(trainer, bound=bound, config=config)

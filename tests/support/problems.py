@@ -16,6 +16,7 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh
 
 from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.tier import TierConfig
 from recjax.config.train import DenseSharding, TrainConfig
 from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
@@ -26,16 +27,15 @@ from recjax.embedding.bind import bind
 from recjax.embedding.buffers import initial_rows
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.lines import in_lines
-from recjax.embedding.plan import PLACEMENTS, Plan
+from recjax.embedding.plan import Plan
 from recjax.embedding.plan_choice import make_plan
 from recjax.embedding.pooling import Sequence
 from recjax.embedding.routing.routed import RoutedBatch
+from recjax.embedding.segment import PLACEMENTS
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.models.stateful import number_dropouts
 from recjax.parallel.mesh import AXES
 from recjax.tiers.caches import with_caches
-from recjax.tiers.host_rows import HostRows
-from recjax.tiers.tier import Tier
 from recjax.train import state as states
 from recjax.train.compile_only import abstract_state
 from recjax.train.dense import make_dense
@@ -156,14 +156,23 @@ def trainer_of(
     """
     mesh, model = mesh_of(devices, hosts, replicas), problem.build(dtype)
     plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
-    how = (dedup, hosts, replicas, independent, mapped is not None)
-    bound = bind(plan, problem.tables, problem.features, devices // replicas, *how, ragged=ragged, row_pieces=pieces)
+    bound = bind(
+        plan,
+        problem.tables,
+        problem.features,
+        devices // replicas,
+        dedup,
+        hosts,
+        replicas,
+        independent,
+        mapped is not None,
+        ragged=ragged,
+        row_pieces=pieces,
+    )
     bound = in_lines(bound) if lines else bound
     maps = None if mapped is None else permuted(bound, mapped)
-    tier = None
     if cache_bytes:
         bound = with_caches(bound, cache_bytes, np.dtype(dtype).itemsize)
-        tier = Tier(HostRows(bound, mesh, problem.seed, dtype, dram_bytes, disk, increments > 0))
     config = RunConfig(
         seed=problem.seed,
         model=problem.model,
@@ -173,14 +182,27 @@ def trainer_of(
             workers=0,
             checkpoint_increments=increments,
         ),
+        tier=TierConfig(cache_bytes, dram_bytes, disk),
     )
     dense = make_dense(held, bucket_mib, model, problem.tx, dtype, devices)
     source: Any = problem.source
     per_sample = asks_for_samples(model, problem.options.accumulate)
     options = dataclasses.replace(problem.options, per_sample=per_sample)
     number_dropouts(model)
-    made = (config, source, mesh, plan, bound, model, problem.tx, dtype, dense, options, maps, problem.tasks)
-    return Trainer(*made, tier=tier)
+    return Trainer(
+        config=config,
+        source=source,
+        mesh=mesh,
+        plan=plan,
+        bound=bound,
+        model=model,
+        tx=problem.tx,
+        dtype=dtype,
+        dense=dense,
+        options=options,
+        maps=maps,
+        tasks=problem.tasks,
+    )
 
 
 def permuted(bound: BoundPlan, seed: int) -> dict[str, SlotMap]:

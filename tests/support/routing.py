@@ -9,7 +9,8 @@ from recjax.embedding.bind import bind
 from recjax.embedding.bound_segment import BoundSegment
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan import Plan, Segment
+from recjax.embedding.plan import Plan
+from recjax.embedding.segment import Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 
 THIRD = 2**31 // 3  # three tables of so many rows are all that one device can count

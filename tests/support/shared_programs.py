@@ -36,7 +36,7 @@ _tables: dict[Any, Any] = {}
 
 
 def _program(name: str, trainer: Trainer) -> Any:
-    if trainer.tier is not None or trainer.ids is not None or trainer.maps is not None:
+    if trainer.bound.cached or trainer.gives_rows or trainer.maps is not None:
         return _PLAIN[name](trainer)
     config = json.loads(settings.to_json(trainer.config))
     del config["data"]

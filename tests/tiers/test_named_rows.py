@@ -17,8 +17,9 @@ from recjax.config.train import DenseAdagrad
 from recjax.data.batch import Bags, Batch
 from recjax.data.source import between
 from recjax.embedding.optim import Adam, RowWiseAdagrad
-from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
+from recjax.embedding.plan import Plan
 from recjax.embedding.routing.host import route_on_host, samples_of
+from recjax.embedding.segment import Exchange, RowIds, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import Share

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.cached_training import (
@@ -31,11 +32,13 @@ from support.problems import Problem, trainer_of
 
 from recjax.config.run import HotConfig
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
+from recjax.embedding.plan import Plan
+from recjax.embedding.segment import Exchange, RowIds, Segment
 from recjax.errors import ConfigError, TrainingError
 from recjax.planning.tier_replay import homes_of, replay
 from recjax.tiers import tier as tiers
 from recjax.tiers.store import RowStore
+from recjax.tiers.tier import Tier
 from recjax.tiers.transfers import Transfers
 from recjax.train.hot_periods import HotPeriods
 from recjax.train.state import TrainState
@@ -52,8 +55,7 @@ def test_bits_are_those_of_rows_on_the_devices_and_a_run_goes_on_with_either(mon
     trainer = trainer_of(problem, 2, "row_wise", cache_bytes=6_000)
     assert [group.rows < group.homes for group in trainer.bound.groups] == [True, True]
     state, before = trained(problem, trainer, trainer.init_state(), 0, STEPS // 2)
-    assert trainer.tier is not None
-    counts = trainer.tier.figures()
+    counts = state.host.tier.figures()
     homes = [homes_of(trainer.bound, batch) for batch in problem.batches]
     told = replay(trainer.bound, homes, STEPS // 2 + 1, 4)  # the batch after these is being prepared
     assert (told.total("hits"), told.total("misses")) == (counts["hits"], counts["misses"])
@@ -67,8 +69,10 @@ def test_bits_are_those_of_rows_on_the_devices_and_a_run_goes_on_with_either(mon
     assert bits(trainer.export(state)) == end
 
     then = trainer_of(problem, 2, "row_wise")
-    for trainer_of_rest, arrays in ((trainer, middle), (then, saved)):
-        state, again = trained(problem, trainer_of_rest, trainer_of_rest.restore(arrays, 25), 25, STEPS)
+    host = state.host
+    for trainer_of_rest, arrays, host_of_rest in ((trainer, middle, host), (then, saved, None)):
+        start = trainer_of_rest.restore(arrays, 25, host=host_of_rest)
+        state, again = trained(problem, trainer_of_rest, start, 25, STEPS)
         assert again == losses[25:]
         assert bits(trainer_of_rest.export(state)) == end
 
@@ -79,11 +83,11 @@ def test_bits_are_those_of_rows_on_the_devices_and_a_run_goes_on_with_either(mon
         write(*given)
 
     with monkeypatch.context() as patched:  # nothing is written for 20 steps, in which rows come back
-        start = trainer.restore(saved, 25)
+        start = trainer.restore(saved, 25, host=host)
         patched.setattr(RowStore, "write", waits)
-        so_far = trainer.tier.read_while_waiting
+        so_far = host.tier.read_while_waiting
         state, again = trained(problem, trainer, start, 25, 45)
-        assert trainer.tier.read_while_waiting > so_far
+        assert host.tier.read_while_waiting > so_far
         gate.set()
         state, rest = trained(problem, trainer, state, 45, STEPS)
     assert again + rest == losses[25:]
@@ -91,14 +95,15 @@ def test_bits_are_those_of_rows_on_the_devices_and_a_run_goes_on_with_either(mon
 
     other = trainer_of(problem, 1, "row_wise", cache_bytes=9_500)
     assert len(other.bound.cached) == 2
+    elsewhere = other.init_state().host
     for arrays in (middle, saved):
-        assert bits(other.export(other.restore(arrays, 25))) == jax.tree.map(np.ndarray.tobytes, middle)
-    found = load(other.checkpoint(other.restore(saved, 25)))
+        assert bits(other.export(other.restore(arrays, 25, host=elsewhere))) == jax.tree.map(np.ndarray.tobytes, middle)
+    found = load(other.checkpoint(other.restore(saved, 25, host=elsewhere)))
     assert in_order(found) == in_order(saved)
 
     logits = [
-        np.concatenate([found for _, found in t.predict(s, t.inputs_of(problem.batches[:9], B))])
-        for t, s in ((trainer, trainer.restore(middle, 25)), (then, then.restore(middle, 25)))
+        np.concatenate([found for _, found in t.predict(s, t.inputs_of(problem.batches[:9], B, s.host))])
+        for t, s in ((trainer, trainer.restore(middle, 25, host=host)), (then, then.restore(middle, 25)))
     ]
     assert logits[0].tobytes() == logits[1].tobytes()
 
@@ -134,13 +139,13 @@ def test_bits_of_replica_groups_that_agree_in_each_step(
     on_disk: Any = {"dram_bytes": 9_000, "disk": str(tmp_path)} if hot else {}
     trainer = trainer_of(problem, 4, plan, replicas=2, cache_bytes=6_000, **on_disk)
     assert (len(trainer.bound.cached), len(trainer.bound.hot)) == (len(names), int(hot))
-    assert trainer.tier is not None
     state = trainer.init_state()
+    assert state.host.tier is not None
     if not hot:
         shards = [s.data for x in jax.tree.leaves((state.tables, state.slots)) for s in x.addressable_shards]
-        assert trainer.tier.figures()["row_bytes"] == sum(data.nbytes for data in shards)  # nothing is written
-    assert ends(problem, trainer) == ends(problem, trainer_of(problem, 4, plan, replicas=2))
-    assert (trainer.tier.figures()["disk_rows"] > 0) == hot
+        assert state.host.tier.figures()["row_bytes"] == sum(data.nbytes for data in shards)  # nothing is written
+    assert ends(problem, trainer, state) == ends(problem, trainer_of(problem, 4, plan, replicas=2))
+    assert (state.host.tier.figures()["disk_rows"] > 0) == hot
 
 
 @pytest.mark.full
@@ -158,9 +163,10 @@ def test_bits_over_hosts(devices: int, hot: str, how: dict[str, int], tmp_path: 
     plan = Plan({**hot_plan(problem, placement=hot).tables, names[1]: (Segment("table_row_wise"),)})
     trainer = trainer_of(problem, devices, plan, cache_bytes=4_000, dram_bytes=9_000, disk=str(tmp_path), **how)
     assert [group.two_step for group in trainer.bound.cached] == [True, True]
-    assert ends(problem, trainer) == ends(problem, trainer_of(problem, devices, plan, **how))
-    assert trainer.tier is not None
-    counts = trainer.tier.figures()
+    start = trainer.init_state()
+    assert ends(problem, trainer, start) == ends(problem, trainer_of(problem, devices, plan, **how))
+    assert start.host.tier is not None
+    counts = start.host.tier.figures()
     told = replay(trainer.bound, [homes_of(trainer.bound, batch) for batch in problem.batches], 21, 4)
     assert (told.total("hits"), told.total("misses")) == (counts["hits"], counts["misses"])
     assert counts["disk_rows"] > 0
@@ -176,9 +182,10 @@ def test_bits_of_pooled_vectors(devices: int) -> None:
     plan = Plan({name: (Segment(way, exchange=Exchange(kind="pooled")),) for name, way in ways})
     trainer = trainer_of(problem, devices, plan, cache_bytes=3_000)
     assert [bool(group.sources) for group in trainer.bound.cached] == [True, False]
-    assert ends(problem, trainer) == ends(problem, trainer_of(problem, devices, plan))
-    assert trainer.tier is not None
-    counts = trainer.tier.figures()
+    start = trainer.init_state()
+    assert ends(problem, trainer, start) == ends(problem, trainer_of(problem, devices, plan))
+    assert start.host.tier is not None
+    counts = start.host.tier.figures()
     told = replay(trainer.bound, [homes_of(trainer.bound, batch) for batch in problem.batches], 21, 4)
     assert (told.total("hits"), told.total("misses")) == (counts["hits"], counts["misses"])
 
@@ -202,23 +209,25 @@ def test_bits_with_caches_of_all_sizes(
     names, rows = tuple(OPTIMIZERS), 4000
     problem = make(names, rows=rows)
     losses, _, end = whole(names, devices, False, "row_wise", rows)
-    first: Trainer | None = None
+    first: tuple[Trainer, Tier] | None = None
     for dram_bytes, delay_s in ((0, 0.0), (20_000, 0.0), (20_000, 0.002)):
         trainer = with_rows(problem, devices, share, dram_bytes=dram_bytes, disk=str(tmp_path) if dram_bytes else "")
-        assert trainer.tier is not None
-        if first is not None and first.tier is not None:  # compile once
-            vars(trainer)["step_program"] = first.step_program
-            trainer.tier._movers, trainer.tier.rows._initial = first.tier._movers, first.tier.rows._initial
-        first = first or trainer
+        start = trainer.init_state()
+        tier = start.host.tier
+        assert tier is not None
+        if first is not None:  # compile once
+            vars(trainer)["step_program"] = first[0].step_program
+            tier._movers, tier.rows._initial = first[1]._movers, first[1].rows._initial
+        first = first or (trainer, tier)
         assert len(trainer.bound.cached) == len(names)
         with monkeypatch.context() as patched:
             patched.setattr(Transfers, "_move", delayed(Transfers._move, delay_s))
-            state, found = trained(problem, trainer, trainer.init_state(), 0, STEPS)
+            state, found = trained(problem, trainer, start, 0, STEPS)
             assert found == losses
             assert bits(trainer.export(state)) == end
-            figures = trainer.tier.figures()
+            figures = tier.figures()
             assert (figures["records_read"] > 0) == (figures["disk_rows"] > 0) == bool(dram_bytes)
-            trainer.tier.close()
+            tier.close()
 
 
 @pytest.mark.full
@@ -244,16 +253,17 @@ def test_bits_with_caches_of_all_rows(devices: int, tmp_path: Path) -> None:
     problem = make(("momentum",))
     trainer = with_rows(problem, devices, 1, dram_bytes=4_000, disk=str(tmp_path))
     assert [group.rows for group in trainer.bound.cached] == [group.homes for group in trainer.bound.groups]
-    found = []
-    for one in (trainer, trainer_of(problem, devices)):
+    found, tier = [], None
+    for one in (trainer_of(problem, devices), trainer):
         state, losses = trained(problem, one, one.init_state(), 0, 12)
         found.append((losses, bits(one.export(state))))
+        tier = state.host.tier
     assert found[0] == found[1]
-    assert trainer.tier is not None
-    counts = trainer.tier.figures()
+    assert tier is not None
+    counts = tier.figures()
     assert 0 < counts["written_rows"] <= counts["misses"]  # those of the batch after the last, too
     assert counts["records_read"] == counts["records_read_aside"]
-    trainer.tier.close()
+    tier.close()
 
 
 def hot_plan(problem: Problem, first: int = 0, pooled: bool = False, placement: str = "hot") -> Plan:
@@ -292,7 +302,6 @@ def test_bits_beside_hot_rows(devices: int, pooled: bool, placement: str, tmp_pa
         )
         assert len(trainer.bound.hot) == 2
         assert len(trainer.bound.cached) == 3
-        assert trainer.tier is not None
         if program is not None and program[0] == trainer.bound:
             vars(trainer)["step_program"] = program[1]
         program = trainer.bound, trainer.step_program
@@ -300,12 +309,13 @@ def test_bits_beside_hot_rows(devices: int, pooled: bool, placement: str, tmp_pa
         assert found == losses
         saved = load(trainer.checkpoint(state))
         assert bits(trainer.export(state)) == middle
-        state, found = trained(problem, trainer, trainer.restore(saved, STEPS // 2), STEPS // 2, STEPS)
+        state, found = trained(problem, trainer, trainer.restore(saved, STEPS // 2, host=state.host), STEPS // 2, STEPS)
         assert found == rest
         assert bits(trainer.export(state)) == end
         assert predicted(problem, trainer, state) == logits
         again = load(trainer.checkpoint(state))
-        counts = trainer.tier.figures()
+        assert state.host.tier is not None
+        counts = state.host.tier.figures()
         assert (counts["disk_rows"] > 0) == bool(dram_bytes)
         told = replay(trainer.bound, [homes_of(trainer.bound, b) for b in problem.batches[STEPS // 2 :]], STEPS // 2, 4)
         assert (told.total("hits"), told.total("misses")) == (counts["hits"], counts["misses"])
@@ -315,20 +325,22 @@ def test_bits_beside_hot_rows(devices: int, pooled: bool, placement: str, tmp_pa
             assert sum(parts) + sum(s.band.size for g, s in segments if not g.cached) == table.rows
             rows = again["written"][table.name]["positions"]
             assert len(np.unique(rows)) == len(rows)  # no hot row is on the host, too
-        trainer.tier.close()
+        state.host.close()
     for other in (trainer_of(problem, devices, hot_plan(problem, 60)), trainer_of(problem, 2, cache_bytes=6_000)):
         assert bits(other.export(other.restore(saved, STEPS // 2))) == middle  # other rows are hot, or none
 
 
 def predicted(problem: Problem, trainer: Trainer, state: TrainState) -> list[bytes]:
-    return [found.tobytes() for _, found in trainer.predict(state, trainer.inputs_of(problem.batches[:3], B))]
+    return [
+        found.tobytes() for _, found in trainer.predict(state, trainer.inputs_of(problem.batches[:3], B, state.host))
+    ]
 
 
 def test_a_cache_that_is_too_small_is_an_error_before_the_step() -> None:
     problem = make(("adagrad", "momentum"), True)
     trainer = trainer_of(problem, 1, "row_wise", cache_bytes=1_200)
     with pytest.raises(TrainingError, match=r"two batches in a row name \d+ rows .* raise tier.device_bytes"):
-        next(stream_of(problem, trainer))
+        next(stream_of(problem, trainer, trainer.init_state().host))
 
 
 def test_what_caches_cannot_do_is_refused() -> None:
@@ -348,9 +360,14 @@ def test_what_caches_cannot_do_is_refused() -> None:
             trainer_of(what, devices, plan, cache_bytes=4_000, **how)
     assert not trainer_of(problem, 1, "data_parallel", cache_bytes=4_000).bound.cached  # all devices have all of it
     trainer = trainer_of(problem, 2, "row_wise", cache_bytes=6_000)
-    inputs = next(stream_of(problem, trainer))
+    state = trainer.init_state()
+    inputs = next(stream_of(problem, trainer, state.host))
     with pytest.raises(ConfigError, match=r"tier\.device_bytes=0"):
-        trainer.train_step(trainer.init_state(), inputs)
+        trainer.train_step(state, inputs)
+    with pytest.raises(ConfigError, match=r"train_inputs\(host=state\.host\)"):
+        trainer.stages()
+    with pytest.raises(ConfigError, match=r"dataclasses\.replace\(state, host="):
+        trainer.export(jax.tree.map(jnp.copy, state))  # which is of the arrays alone
     trainer = trainer_of(problem, 2, hot_plan(problem), cache_bytes=6_000)
     embedding = dataclasses.replace(trainer.config.embedding, hot=HotConfig(refresh=5))
     with pytest.raises(ConfigError, match=r"cannot become hot .* Set embedding\.hot\.refresh=0"):

@@ -14,8 +14,9 @@ from recjax.config.train import DenseAdagrad, TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.optim import Adam, RowWiseAdagrad
-from recjax.embedding.plan import Plan, RowIds, Segment
+from recjax.embedding.plan import Plan
 from recjax.embedding.plan_report import describe_plan
+from recjax.embedding.segment import RowIds, Segment
 from recjax.embedding.traffic import EXCHANGES, sent_bytes
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig

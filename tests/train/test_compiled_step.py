@@ -14,7 +14,8 @@ from support.small_steps import ADAGRAD, B, D, built, make, placed_once
 from recjax.embedding.collection import export_tables
 from recjax.embedding.layout import ACROSS
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
-from recjax.embedding.plan import Plan, Segment
+from recjax.embedding.plan import Plan
+from recjax.embedding.segment import Segment
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.planning.compiled_collectives import collectives, members
 from recjax.planning.wire_bytes import wire_bytes

@@ -21,8 +21,9 @@ from support.problems import ON_ONE_HOST, Problem, Result, compare, new_weights,
 from recjax.config.train import DenseAdagrad
 from recjax.embedding import segment_sums
 from recjax.embedding.optim import Adagrad, Adam, Ftrl, PartialRowWiseAdam, RowWiseAdagrad, Sgd
-from recjax.embedding.plan import PLACEMENTS, Exchange, Plan, Segment
+from recjax.embedding.plan import Plan
 from recjax.embedding.row_order import RowOrder
+from recjax.embedding.segment import PLACEMENTS, Exchange, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 
 pytestmark = [pytest.mark.full, pytest.mark.light_compile]

@@ -16,6 +16,7 @@ from recjax.config import presets
 from recjax.data.prepare.ids import stable_hash
 from recjax.embedding.row_order import RowOrder
 from recjax.errors import ConfigError
+from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer, build_trainer
 from recjax.utils.lazy_arrays import load
 
@@ -56,7 +57,7 @@ def trainer_of(devices: int, *settings: str) -> Trainer:
 def trained(trainer: Trainer, steps: int = STEPS, start: Any = None) -> tuple[Any, list[bytes], dict[str, Any]]:
     """The state, losses and stream state after some steps, from the beginning or (state, stream state)."""
     state, stream = (trainer.init_state(), None) if start is None else start
-    inputs, losses = trainer.train_inputs(), []
+    inputs, losses = trainer.train_inputs(host=state.host), []
     if stream is not None:
         inputs.load_state_dict(stream)
     for _ in range(steps):
@@ -67,15 +68,15 @@ def trained(trainer: Trainer, steps: int = STEPS, start: Any = None) -> tuple[An
     return state, losses, inputs.state_dict()
 
 
-def by_key(trainer: Trainer, arrays: Any) -> dict[str, Any]:
+def by_key(trainer: Trainer, state: TrainState) -> dict[str, Any]:
     """Arrays of all tables in the order of ids 0 to V - 1."""
-    found = {}
+    found, arrays = {}, load(trainer.export(state))
     for f, rows in enumerate(ROWS):
         table, ids = arrays["tables"][f"sparse_{f}"], np.arange(rows)
         at = ids
-        if trainer.ids is not None:
+        if state.host.ids is not None:
             keys = stable_hash(ids).view(np.int64) if trainer.config.data.raw_ids else ids
-            at = trainer.ids._sources[f"sparse_{f}"].map.find(keys)
+            at = state.host.ids._sources[f"sparse_{f}"].map.find(keys)
             ids = ids[at < rows]
             at = at[at < rows]
         position = RowOrder(len(table["rows"])).position(at)
@@ -90,13 +91,13 @@ def equal_to_static(devices: int, *settings: str) -> None:
     state, losses, _ = trained(static)
     keyed_state, keyed_losses, _ = trained(keyed)
     assert keyed_losses == losses
-    truth, found = by_key(static, load(static.export(state))), by_key(keyed, load(keyed.export(keyed_state)))
+    truth, found = by_key(static, state), by_key(keyed, keyed_state)
     for table, of in found.items():
         for name, rows in of.items():
             assert len(rows) > 50
             assert rows == {key: truth[table][name][key] for key in rows}
-    assert keyed.ids is not None
-    assert all(of["unknown_ids"] == of["evicted"] == 0 for of in keyed.ids.figures().values())
+    assert keyed_state.host.ids is not None
+    assert all(of["unknown_ids"] == of["evicted"] == 0 for of in keyed_state.host.ids.figures().values())
 
 
 @pytest.mark.full
@@ -137,7 +138,7 @@ def test_a_run_goes_on_to_the_bit_and_decisions_do_not_depend_on_the_mesh() -> N
     state, before, stream = trained(trainer, 13)
     saved = load(trainer.checkpoint(state))
     trained(trainer, 3, (state, stream))  # beyond what was saved
-    state, after, _ = trained(trainer, STEPS - 13, (trainer.restore(saved, 13), stream))
+    state, after, _ = trained(trainer, STEPS - 13, (trainer.restore(saved, 13, host=state.host), stream))
     assert before + after == losses
     found = load(trainer.export(state))
     for part in ("tables", "ids"):
@@ -145,7 +146,7 @@ def test_a_run_goes_on_to_the_bit_and_decisions_do_not_depend_on_the_mesh() -> N
             assert {key: array.tobytes() for key, array in of.items()} == {
                 key: np.asarray(found[part][name][key]).tobytes() for key in of
             }
-    counts = trainer.ids.figures()["sparse_0"]
+    counts = state.host.ids.figures()["sparse_0"]
     assert counts["held"] == 40 and min(counts[n] for n in ("evicted", "turned_away", "waiting", "forgotten")) > 0
 
 
@@ -153,10 +154,13 @@ def test_predictions_leave_the_map_alone() -> None:
     trainer = trainer_of(2, *TIGHT)
     losses, end = whole()
     state = trainer.restore(end, STEPS)
-    before = trainer.ids.state()
-    logits = [np.concatenate([x for _, x in trainer.predict(state, trainer.eval_inputs("test"))]) for _ in range(2)]
+    before = state.host.ids.state()
+    logits = [
+        np.concatenate([x for _, x in trainer.predict(state, trainer.eval_inputs("test", host=state.host))])
+        for _ in range(2)
+    ]
     assert logits[0].tobytes() == logits[1].tobytes()
-    after = trainer.ids.state()
+    after = state.host.ids.state()
     assert all(np.array_equal(after[t][name], x) for t, of in before.items() for name, x in of.items())
 
 

@@ -18,7 +18,8 @@ import recjax
 from recjax.data.datasets.movietweetings import MovieTweetings
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
-from recjax.embedding.plan import Plan, Segment
+from recjax.embedding.plan import Plan
+from recjax.embedding.segment import Segment
 from recjax.models.dlrm import DLRMConfig
 
 pytestmark = [pytest.mark.full, pytest.mark.light_compile]

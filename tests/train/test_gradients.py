@@ -11,9 +11,9 @@ from recjax.data.batch import Bags, Batch
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.residuals import LookedUp, SparseGradient
 from recjax.embedding.routing import host
-from recjax.embedding.sharded import LookedUp, ShardedEmbeddings
-from recjax.embedding.sharding.local import SparseGradient
+from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.train.dense import REPLICATED
 from recjax.train.finite import bad_in_dense

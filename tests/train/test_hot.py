@@ -19,8 +19,9 @@ from support.problems import Placed, Problem, Result, by_row, compare, run_oracl
 
 from recjax.embedding.hot_rows import homes_of_hot_rows, make_swap
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
-from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
+from recjax.embedding.plan import Plan
 from recjax.embedding.routing.capacity import grow
+from recjax.embedding.segment import Exchange, RowIds, Segment
 from recjax.embedding.spec import TableSpec
 from recjax.planning.compiled_collectives import collectives, members
 from recjax.train.routers import InFlight

@@ -18,8 +18,9 @@ from support.problems import Problem, trainer_of
 from recjax.config.train import DenseAdagrad
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
-from recjax.embedding.plan import Plan, RowIds, Segment
+from recjax.embedding.plan import Plan
 from recjax.embedding.row_order import RowOrder
+from recjax.embedding.segment import RowIds, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import TrainingError
 from recjax.tiers import disk
@@ -67,11 +68,11 @@ def make() -> Problem:
     return Problem(batches, B, tuple(tables), features, Net(), 2, tx, options=OPTIONS)
 
 
-def stream_of(problem: Problem, trainer: Trainer, phase: int) -> InputStream:
+def stream_of(problem: Problem, trainer: Trainer, state: TrainState, phase: int) -> InputStream:
     """The batches from a phase on, in arrays of one size."""
     routed = [trainer.route(batch, B) for batch in problem.batches]
     size = B * len(routed)
-    stream = InputStream(lambda p: iter(routed[p // B :]), trainer.router, B, size, None, trainer.stages())
+    stream = InputStream(lambda p: iter(routed[p // B :]), trainer.router, B, size, None, trainer.stages(state.host))
     needs = [batch.routed.required_capacities for batch in routed]
     largest = {name: max(of[name] for of in needs) for name in needs[0]}
     stream.load_state_dict({"position": FIRST[phase] * B, "capacities": largest, "peaks": {}})
@@ -94,7 +95,8 @@ def bits(arrays: Any) -> Any:
 def ends_of(problem: Problem, devices: int, plan: str | Plan = "row_wise") -> list[Any]:
     """The bits after each phase with all rows on the devices, where there is neither a tier nor an increment."""
     trainer = trainer_of(problem, devices, plan)
-    state, stream, found = trainer.init_state(), stream_of(problem, trainer, 0), []
+    state, found = trainer.init_state(), []
+    stream = stream_of(problem, trainer, state, 0)
     for phase in range(len(PHASES)):
         state = trained(trainer, state, stream, phase)
         found.append(bits(trainer.export(state)))
@@ -149,11 +151,10 @@ def test_they_hold_the_rows_that_changed_and_restore_the_bits_of_a_run_without(
         if program is not None:
             vars(trainer)["step_program"] = program
         program = trainer.step_program
-        assert trainer.tier is not None
         folder = tmp_path / f"memory {dram_bytes}"
         with Checkpoints(folder, 9) as checkpoints:
             increments, state = Increments(trainer, checkpoints), trainer.init_state()
-            stream, before = stream_of(problem, trainer, 0), []
+            stream, before = stream_of(problem, trainer, state, 0), []
             for phase in range(len(PHASES)):
                 state = trained(trainer, state, stream, phase)
                 if phase % 2:
@@ -171,8 +172,8 @@ def test_they_hold_the_rows_that_changed_and_restore_the_bits_of_a_run_without(
                 assert rows_in(folder, phase + 1, table.name).tolist() == expected.tolist()
         assert not len(rows_in(folder, 3, "a"))
         if dram_bytes:
-            assert trainer.tier.figures()["disk_rows"] > 0
-        trainer.tier.close()
+            assert state.host.tier.figures()["disk_rows"] > 0
+        state.host.close()
 
 
 @pytest.mark.full
@@ -182,7 +183,7 @@ def test_a_run_goes_on_from_a_chain_with_increments_after_it_and_on_any_mesh_and
     trainer = trainer_of(problem, 2, cache_bytes=3_000, increments=9)
     with Checkpoints(tmp_path, 9) as checkpoints:
         increments, state = Increments(trainer, checkpoints), trainer.init_state()
-        stream = stream_of(problem, trainer, 0)
+        stream = stream_of(problem, trainer, state, 0)
         for phase in range(3):
             state = trained(trainer, state, stream, phase)
             save(trainer, increments, checkpoints, state, phase + 1)
@@ -204,7 +205,8 @@ def test_a_run_goes_on_from_a_chain_with_increments_after_it_and_on_any_mesh_and
         ):
             assert bits(other.export(on(other, checkpoints))) == ends[2]
         # On the same mesh it ends with the same bits; its next checkpoint is an increment of what it changes.
-        state = trained(trainer, on(trainer, checkpoints), stream_of(problem, trainer, 3), 3)
+        state = on(trainer, checkpoints)
+        state = trained(trainer, state, stream_of(problem, trainer, state, 3), 3)
         increments = Increments(trainer, checkpoints)
         assert save(trainer, increments, checkpoints, state, 4) == 3
         increments.wait()
@@ -238,7 +240,7 @@ def test_hot_rows_are_in_each(tmp_path: Path) -> None:
     ends, trainer = ends_of(problem, 2, plan), trainer_of(problem, 2, plan, cache_bytes=3_000, increments=9)
     with Checkpoints(tmp_path, 9) as checkpoints:
         increments, state = Increments(trainer, checkpoints), trainer.init_state()
-        stream = stream_of(problem, trainer, 0)
+        stream = stream_of(problem, trainer, state, 0)
         for phase in range(4):
             state = trained(trainer, state, stream, phase)
             assert save(trainer, increments, checkpoints, state, phase + 1) == phase
@@ -255,7 +257,7 @@ def test_hot_rows_are_in_each(tmp_path: Path) -> None:
 
             state = checkpoints.restore(FIRST[4], use)
             assert bits(other.export(state)) == ends[3]
-            if other.tier is not None:
+            if other.bound.cached:
                 assert save(other, Increments(other, checkpoints), checkpoints, state, 5) == 4
                 checkpoints.wait()
                 assert restored(checkpoints, 5) == ends[3]
@@ -267,7 +269,7 @@ def test_a_checkpoint_that_failed_loses_no_mark(tmp_path: Path, monkeypatch: pyt
     ends, trainer = ends_of(problem, 1), trainer_of(problem, 1, cache_bytes=5_000, increments=9)
     with Checkpoints(tmp_path, 9) as checkpoints:
         increments, state = Increments(trainer, checkpoints), trainer.init_state()
-        stream = stream_of(problem, trainer, 0)
+        stream = stream_of(problem, trainer, state, 0)
         state = trained(trainer, state, stream, 0)
         save(trainer, increments, checkpoints, state, 1)
         state = trained(trainer, state, stream, 1)
@@ -309,11 +311,11 @@ def test_only_rows_that_changed_leave_the_devices(tmp_path: Path, monkeypatch: p
 
     with Checkpoints(tmp_path, 9) as checkpoints:
         increments, state = Increments(trainer, checkpoints), trainer.init_state()
-        stream, counts = stream_of(problem, trainer, 0), []
+        stream, counts = stream_of(problem, trainer, state, 0), []
         for phase in range(5):
             state = trained(trainer, state, stream, phase)
-            assert trainer.tier is not None
-            trainer.tier.wait_for_writes()
+            assert state.host.tier is not None
+            state.host.tier.wait_for_writes()
             with monkeypatch.context() as patched:
                 patched.setattr(HostRows, "put", put)
                 save(trainer, increments, checkpoints, state, phase + 1)
@@ -336,7 +338,7 @@ def test_increments_that_would_hold_more_than_the_whole_one_are_whole(tmp_path: 
     trainer = trainer_of(problem, 1, cache_bytes=5_000, increments=9)
     with Checkpoints(tmp_path, 99) as checkpoints:
         increments, state = Increments(trainer, checkpoints), trainer.init_state()
-        stream = stream_of(problem, trainer, 0)
+        stream = stream_of(problem, trainer, state, 0)
         found = []
         for phase in range(5):
             state = trained(trainer, state, stream, phase)

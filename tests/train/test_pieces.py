@@ -18,7 +18,8 @@ from support.problems import Placed, Problem, trainer_of
 from recjax.embedding.exchange import cuts
 from recjax.embedding.layout import ACROSS
 from recjax.embedding.optim import Adam, PartialRowWiseAdam, RowWiseAdagrad, Sgd
-from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
+from recjax.embedding.plan import Plan
+from recjax.embedding.segment import Exchange, RowIds, Segment
 from recjax.embedding.spec import TableSpec
 from recjax.planning.compiled_collectives import collectives
 from recjax.planning.graph import read_graph

@@ -24,10 +24,11 @@ from recjax.data.source import between
 from recjax.embedding import segment_sums
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Adam, PartialRowWiseAdam, RowWiseAdagrad, Sgd
-from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
+from recjax.embedding.plan import Plan
 from recjax.embedding.pooled.layout import IDS, ROWS
 from recjax.embedding.routing import host
 from recjax.embedding.routing.capacity import rung
+from recjax.embedding.segment import Exchange, RowIds, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import Share

@@ -14,7 +14,8 @@ from support.contract import STEPS, V, problem_of
 from support.problems import Placed, Problem, trainer_of
 
 from recjax.embedding.optim import PartialRowWiseAdam, RowWiseAdagrad
-from recjax.embedding.plan import Exchange, Plan, Segment
+from recjax.embedding.plan import Plan
+from recjax.embedding.segment import Exchange, Segment
 from recjax.embedding.spec import TableSpec
 from recjax.utils.lazy_arrays import load
 

@@ -23,11 +23,12 @@ from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.buffers import initial_rows
 from recjax.embedding.layout import SUMMED
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
-from recjax.embedding.plan import Exchange, Plan, Segment
+from recjax.embedding.plan import Plan
 from recjax.embedding.quantize import decode, encode
 from recjax.embedding.replica_groups import make_average
 from recjax.embedding.routing import capacity, host
 from recjax.embedding.routing import device as route_device
+from recjax.embedding.segment import Exchange, Segment
 from recjax.embedding.traffic import sent_bytes
 from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRMConfig

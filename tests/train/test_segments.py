@@ -20,8 +20,9 @@ from support.problems import Placed, Problem, Result, compare, run_oracle, run_s
 
 from recjax.config.train import DenseAdagrad
 from recjax.embedding.optim import PartialRowWiseAdam, RowWiseAdagrad
-from recjax.embedding.plan import Exchange, Plan, RowIds, Segment
+from recjax.embedding.plan import Plan
 from recjax.embedding.routing.ordered import SlotLookup
+from recjax.embedding.segment import Exchange, RowIds, Segment
 from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.parallel.mesh import BATCH_AXES

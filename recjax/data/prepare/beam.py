@@ -38,7 +38,7 @@ from recjax.data.batch import Schema
 from recjax.data.datasets.criteo import CriteoReader
 from recjax.data.datasets.options import options_of, transform_of
 from recjax.data.prepare import beam_steps as steps
-from recjax.data.prepare.beam_steps import Job
+from recjax.data.prepare.beam_steps import Job, OpenRaw
 from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats
 from recjax.data.prepare.encoder import VOCABULARY, Encoder
 from recjax.data.prepare.ids import Frequency
@@ -57,13 +57,20 @@ _BY = "dense.json"  # in the work folder: how dense columns are encoded
 
 
 def prepare_on_beam(
-    config: Any, source: str | None, out: str, flags: str, *, overwrite: bool = False
+    config: Any,
+    source: str | None,
+    open_raw: OpenRaw,
+    out: str,
+    flags: str,
+    *,
+    overwrite: bool = False,
 ) -> PreparedSource:
     """Prepares a dataset.
 
     Args:
       config: of the dataset.
       source: folder of the raw files, which every machine can read; also on object storage.
+      open_raw: see `Job`.
       out: the folder to make; on object storage, or where every machine can write.
       flags: Beam's own pipeline options, such as "--runner=DirectRunner"; see its documentation.
       overwrite: replace prepared data of other content.
@@ -83,7 +90,7 @@ def prepare_on_beam(
     if work.exists():
         _remove(work)
     target = final if is_remote(final) else work / "target"
-    job = Job(config, source, str(work), str(target))
+    job = Job(config, source, open_raw, str(work), str(target))
     progress = PrepareProgress()
     run = functools.partial(_run, flags=flags, progress=progress)
     reader = steps.fresh_reader(job)

@@ -19,7 +19,7 @@ import io
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,9 @@ SHARDS = 16  # of the values of a feature, counted apart
 _COPY_BYTES = 1 << 22
 
 
+OpenRaw = Callable[[Any, str | None], Reader]  # a function of a module, which all machines import
+
+
 @dataclasses.dataclass(frozen=True)
 class Job:
     """Facts about a preparation that all machines know.
@@ -58,12 +61,14 @@ class Job:
     Attributes:
       config: of the dataset.
       source: where the raw files are.
+      open_raw: gives a reader of them, for config and source.
       work: the work folder.
       target: the folder that gets the files of blocks.
     """
 
     config: Any
     source: str | None
+    open_raw: OpenRaw
     work: str
     target: str
 
@@ -129,9 +134,7 @@ def scan_file(job: Job, index: int) -> None:
 
 def fresh_reader(job: Job) -> Reader:
     """A reader of the raw files that knows nothing of an earlier look at them."""
-    from recjax.data.catalog import open_raw
-
-    return open_raw(job.config, job.source)
+    return job.open_raw(job.config, job.source)
 
 
 def read_task(job: Job, task: tuple[int, int, int] | None) -> Iterator[tuple[int, Any]]:

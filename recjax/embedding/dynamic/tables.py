@@ -58,8 +58,8 @@ class DynamicTables:
           ConfigError: the plan does with them what they do not allow.
         """
         self._bound, self._mesh, self._seed, self._dtype = bound, mesh, seed, dtype
+        require_possible(bound)
         tables = dynamic_tables(bound)
-        _check(bound, tables)
         self._sources: dict[str, _Source] = {}
         for table in tables:
             readers = tuple(dict.fromkeys(f.reads for f in bound.features if f.table == table))
@@ -225,9 +225,9 @@ def _slots_of(group: Group, segment: BoundSegment) -> tuple[Group, BoundSegment]
     return own, own.segments[group.segments.index(segment)]
 
 
-def _check(bound: BoundPlan, tables: Sequence[str]) -> None:
-    """Refuses plans that these tables cannot have (ConfigError)."""
-    for table in tables:
+def require_possible(bound: BoundPlan) -> None:
+    """Refuses a plan that does with tables whose rows are given to keys what these do not allow (ConfigError)."""
+    for table in dynamic_tables(bound):
         where = f"embedding.tables.{table}.ids=dynamic"
         for what, found in (
             ("several processes", jax.process_count() > 1),

@@ -26,7 +26,7 @@ import numpy as np
 from recjax.embedding.bound_segment import BoundSegment
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.lookups import Source
-from recjax.embedding.plan import Exchange
+from recjax.embedding.segment import Exchange
 from recjax.embedding.spec import FeatureSpec
 
 IDS = " pooled ids"  # after a group's name: the name of the capacity for the ids that a device sends to one owner

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,29 +32,9 @@ from recjax.embedding.low_precision import from_storage
 from recjax.embedding.ordering import in_order
 from recjax.embedding.pooled.layout import PooledExchange
 from recjax.embedding.pooled.routing import PooledRouting
+from recjax.embedding.residuals import Entries, SparseGradient, Vectors
 from recjax.embedding.segment_sums import segment_sums
-from recjax.embedding.sharding.local import SparseGradient
 from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, INSIDE_HOST, MODEL_AXES
-
-Vectors = dict[str, jax.Array]  # stream name -> [b, D], sums or means of this device's bags
-
-
-class Entries(NamedTuple):
-    """The ids that an owner was asked for in one of its groups, with what else it sums by.
-
-    Attributes:
-      slots_M: int32 [N * capacity], device after device; R where there is none.
-      bags_M: int32, ascending: which of its N * T * b bags each belongs to.
-      weights_M: None, or floats.
-      places_M: int32, place of each in the list that it came in; beyond the list where there is none.
-      streams_M: int32, which of the T streams.
-    """
-
-    slots_M: jax.Array
-    bags_M: jax.Array
-    weights_M: jax.Array | None
-    places_M: jax.Array
-    streams_M: jax.Array
 
 
 def look_up(

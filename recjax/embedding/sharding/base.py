@@ -31,8 +31,9 @@ from recjax.embedding.layout import Group
 from recjax.embedding.lines import get_rows, set_rows
 from recjax.embedding.low_precision import from_storage, to_storage
 from recjax.embedding.optim import OptimizerContext, Slots
+from recjax.embedding.residuals import FetchResiduals, Proposed, SparseGradient, UpdateContext
 from recjax.embedding.routing.routed import GroupRouting
-from recjax.embedding.sharding.local import FetchResiduals, Proposed, SparseGradient, UpdateContext, write_all
+from recjax.embedding.sharding.local import write_all
 from recjax.parallel.mesh import ACROSS_HOSTS, BATCH_AXES, MODEL_AXES
 
 

@@ -23,16 +23,11 @@ import jax.numpy as jnp
 
 from recjax.embedding.exchange import all_to_all, exchange_rows, fetch_rows
 from recjax.embedding.layout import Group
+from recjax.embedding.residuals import FetchResiduals, SparseGradient
 from recjax.embedding.routing.hierarchical import reduce_within_host, scatter_within_host
 from recjax.embedding.routing.routed import GroupRouting
 from recjax.embedding.sharding.base import Sharding
-from recjax.embedding.sharding.local import (
-    FetchResiduals,
-    SparseGradient,
-    asked_rows,
-    gather_local,
-    summed_over_devices,
-)
+from recjax.embedding.sharding.local import asked_rows, gather_local, summed_over_devices
 from recjax.parallel.mesh import MODEL_AXES
 
 
@@ -58,7 +53,7 @@ class ColumnSharding(Sharding):
         self, group: Group, table_RxW: jax.Array, routing: GroupRouting, mean: bool = False
     ) -> tuple[jax.Array, FetchResiduals]:
         """Like `Sharding.fetch`: all devices get all slots, and send their columns of these rows."""
-        asked_NxC, inside_ExC = asked_rows(self, routing)
+        asked_NxC, inside_ExC = asked_rows(routing, self.two_step)
         with jax.named_scope("id_exchange"):
             asked_NxC = jax.lax.all_gather(asked_NxC, self.axes, axis=0, tiled=True)
         gather = functools.partial(gather_local, group, table_RxW, mean=mean)

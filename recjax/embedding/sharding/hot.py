@@ -37,9 +37,10 @@ import jax.numpy as jnp
 from recjax.embedding.layout import Group
 from recjax.embedding.low_precision import from_storage
 from recjax.embedding.optim import Slots
+from recjax.embedding.residuals import FetchResiduals, Proposed, SparseGradient, UpdateContext
 from recjax.embedding.routing.routed import GroupRouting
 from recjax.embedding.sharding.base import Sharding
-from recjax.embedding.sharding.local import FetchResiduals, Proposed, SparseGradient, UpdateContext, write_all
+from recjax.embedding.sharding.local import write_all
 from recjax.embedding.sharding.replicated import ReplicatedSharding
 from recjax.embedding.sharding.rows import RowSharding
 from recjax.parallel.mesh import ACROSS_GROUPS, BATCH_AXES, INSIDE_HOST, MODEL_AXES

@@ -5,96 +5,22 @@ All functions run inside `jax.shard_map` over BATCH_AXES.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 
 from recjax import kernels
-from recjax.embedding.address import Homes
-from recjax.embedding.exchange import Extents, gather_rows
+from recjax.embedding.exchange import gather_rows
 from recjax.embedding.layout import Group
 from recjax.embedding.lines import get_rows
 from recjax.embedding.low_precision import from_storage, to_storage
 from recjax.embedding.optim import Slots
 from recjax.embedding.ordering import in_order
+from recjax.embedding.residuals import FetchResiduals, Proposed, SparseGradient, UpdateContext
 from recjax.embedding.routing.routed import GroupRouting
 from recjax.embedding.segment_sums import by_segments, sum_sorted
 from recjax.embedding.spec import MAX_ROWS
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import ACROSS_GROUPS
-
-if TYPE_CHECKING:
-    from recjax.embedding.sharding.base import Sharding
-
-
-class FetchResiduals(NamedTuple):
-    """Leftovers of `fetch` for `send_gradients`: which way the gradients go.
-
-    Attributes:
-      slots_NxC: slots of this device's part of the buffer: [N, C] as all devices asked for them ([H, K] by a relay of
-        each host in two steps), or its own [1, C] if the group is replicated.
-      inside_ExC: None, or the rows that each device of its host asks of it as a relay.
-      summed: as `GroupRouting` has it.
-      further: None, or gradients that this device has summed already, of rows that it pooled itself.
-      touched_R: None, or of rows that are not listed which ones this device's samples have ids of; then nothing else is
-        set.
-      extents: None, or how many rows this device asks of each owner, and each device of it.
-    """
-
-    slots_NxC: Any
-    inside_ExC: jax.Array | None
-    summed: int = 0
-    further: SparseGradient | None = None
-    touched_R: jax.Array | None = None
-    extents: Extents | None = None
-
-
-class SparseGradient(NamedTuple):
-    """Gradients of the rows of one device's part of a buffer, summed over the global batch.
-
-    Attributes:
-      touched: unique slots [M], ascending, those at R or beyond not in use; or, of a replicated buffer, a mask [R].
-      sums: [M, W] beside the slots; or [R, D].
-    """
-
-    touched: jax.Array
-    sums: jax.Array
-
-
-class UpdateContext(NamedTuple):
-    """Inputs of an update beside rows and gradients.
-
-    Attributes:
-      scale: [], what the sums are multiplied with, for the gradients of the mean loss.
-      late_scale: [], the same made after the gradients of the dense part: for updates that send something themselves.
-      step: int32 [], steps done before this one.
-      rate: [], the schedule's factor of the learning rate.
-      seed: of the run; for the rounding of bfloat16 tables.
-      homes: of the slots of mapped groups, this device's parts.
-    """
-
-    scale: jax.Array
-    late_scale: jax.Array
-    step: jax.Array
-    rate: jax.Array
-    seed: int = 0
-    homes: Homes = {}  # noqa: RUF012  # nobody writes to it
-
-
-class Proposed(NamedTuple):
-    """Values that an update would write, before it is known whether the step counts.
-
-    Attributes:
-      rows: new rows, float; U of them: [M, W] beside `SparseGradient.touched`, or [R, W] where all rows pass through
-        the optimizer.
-      slots: new slots, [U, ...] each.
-      before: the slots that these take the place of.
-    """
-
-    rows: jax.Array
-    slots: Slots
-    before: Slots
 
 
 def gather_local(group: Group, table_RxW: jax.Array, asked: jax.Array, mean: bool) -> jax.Array:
@@ -117,9 +43,9 @@ def gather_local(group: Group, table_RxW: jax.Array, asked: jax.Array, mean: boo
     return rows
 
 
-def asked_rows(sharding: Sharding, routing: GroupRouting) -> tuple[jax.Array, jax.Array | None]:
+def asked_rows(routing: GroupRouting, two_step: bool) -> tuple[jax.Array, jax.Array | None]:
     """This device's part of a group's routing: the slots that it asks for, and what it hands out as a relay."""
-    return routing.slots_NxOxC[0], routing.inside_NxExC[0] if sharding.two_step else None
+    return routing.slots_NxOxC[0], routing.inside_NxExC[0] if two_step else None
 
 
 def summed_over_devices(group: Group, residuals: FetchResiduals, arrived: jax.Array) -> SparseGradient:

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from recjax.embedding.layout import Group
+from recjax.embedding.residuals import FetchResiduals, SparseGradient
 from recjax.embedding.routing.routed import GroupRouting
 from recjax.embedding.segment_sums import by_segments
 from recjax.embedding.sharding.base import Sharding
-from recjax.embedding.sharding.local import FetchResiduals, SparseGradient, asked_rows, coalesce, gather_local
+from recjax.embedding.sharding.local import asked_rows, coalesce, gather_local
 from recjax.parallel.mesh import ACROSS_GROUPS, BATCH_AXES, MODEL_AXES
 
 
@@ -55,7 +56,7 @@ class ReplicatedSharding(Sharding):
         self, group: Group, table_RxW: jax.Array, routing: GroupRouting, mean: bool = False
     ) -> tuple[jax.Array, FetchResiduals]:
         """Like `Sharding.fetch`, from this device's own copy."""
-        asked_1xC, _ = asked_rows(self, routing)
+        asked_1xC, _ = asked_rows(routing, self.two_step)
         rows = gather_local(group, table_RxW, asked_1xC, mean)
         if group.dtype == "bfloat16":
             rows = rows.astype(jnp.float32)

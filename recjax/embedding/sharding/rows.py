@@ -26,19 +26,11 @@ from recjax import kernels
 from recjax.embedding.exchange import all_to_all, exchange_rows, extents_of, fetch_rows
 from recjax.embedding.layout import Group
 from recjax.embedding.optim import RowWiseAdagrad, Slots
+from recjax.embedding.residuals import FetchResiduals, Proposed, SparseGradient, UpdateContext
 from recjax.embedding.routing.hierarchical import reduce_within_host, scatter_within_host
 from recjax.embedding.routing.routed import GroupRouting
 from recjax.embedding.sharding.base import Sharding
-from recjax.embedding.sharding.local import (
-    FetchResiduals,
-    Proposed,
-    SparseGradient,
-    UpdateContext,
-    asked_rows,
-    gather_local,
-    in_place,
-    summed_over_devices,
-)
+from recjax.embedding.sharding.local import asked_rows, gather_local, in_place, summed_over_devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +52,7 @@ class RowSharding(Sharding):
         self, group: Group, table_RxW: jax.Array, routing: GroupRouting, mean: bool = False
     ) -> tuple[jax.Array, FetchResiduals]:
         """Like `Sharding.fetch`: each owner gets the slots that it is asked for, and sends the rows back."""
-        asked_OxC, inside_ExC = asked_rows(self, routing)
+        asked_OxC, inside_ExC = asked_rows(routing, self.two_step)
         with jax.named_scope("id_exchange"):
             extents = extents_of(asked_OxC, group.rows, self.axes) if group.ragged else None
             asked_OxC = all_to_all(asked_OxC, self.axes, extents, group.rows)

@@ -179,7 +179,7 @@ def _step(
     trace = profile.profile(train, folder)
     state = holder["state"]
     # One more batch, laid out as those of the profile were, to read sizes and the compiled program from.
-    inputs = trainer.first_inputs(side.capacities)
+    inputs = trainer.first_inputs(side.capacities, state.host)
     traced = trainer.step_program.trace(state, inputs)
     hlo = traced.lower().compile().as_text() or ""
     found = breakdown.read(trace, hlo)

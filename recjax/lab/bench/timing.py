@@ -51,7 +51,7 @@ class Ours:
         ends: list[float] = []
         cpu_ends: list[float] = []
         pending: jax.Array | None = None
-        stream = self.trainer.train_inputs()
+        stream = self.trainer.train_inputs(host=state.host)
         stream.load_state_dict(self.progress.inputs())
         for inputs in stream:
             state, metrics = self.trainer.train_step(state, inputs)

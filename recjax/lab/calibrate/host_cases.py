@@ -22,9 +22,9 @@ from recjax.data.synthetic.clicks import Synthetic
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan import Exchange
 from recjax.embedding.plan_choice import make_plan
 from recjax.embedding.routing import capacity, host
+from recjax.embedding.segment import Exchange
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.lab.calibrate.cases import Case, Run
 from recjax.lab.calibrate.tier_cases import tier_cases

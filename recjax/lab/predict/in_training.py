@@ -241,7 +241,7 @@ def _round() -> list[Busy]:
 
 def _busy_a_step(training: Stepping) -> Busy:
     """Trains for a moment after some steps that do not count."""
-    with contextlib.closing(training.trainer.train_inputs()) as stream:
+    with contextlib.closing(training.trainer.train_inputs(host=training.state.host)) as stream:
         training.warm(stream, _WARM)
         (host, kernels), times = _busy(), [time.perf_counter()]
         for _ in training.steps(stream):

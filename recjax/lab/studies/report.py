@@ -19,11 +19,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recjax import __version__
 from recjax.utils import html
 from recjax.utils.files import write_json, write_whole
 from recjax.utils.processor import processor
 from recjax.utils.text import aligned
+from recjax.utils.version import __version__
 
 _HEAD = ("figure", "quantity", "source", "recjax", "same", "why")
 _WIDTHS = (14, 30, 22, 34, 4, 44)  # of the columns on a terminal, characters

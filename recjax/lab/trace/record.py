@@ -207,7 +207,8 @@ def _predicted(trainer: Trainer, text: str, machine: Machine) -> Timeline:
 
 
 def _as_it_trains(trainer: Trainer) -> Iterator[tuple[TrainState, Step]]:
-    state, stream = trainer.init_state(), trainer.train_inputs()
+    state = trainer.init_state()
+    stream = trainer.train_inputs(host=state.host)
     for done, inputs in enumerate(stream, 1):
         state, _ = trainer.train_step(state, inputs)
         state = trainer.averaged(state, done)
@@ -215,10 +216,10 @@ def _as_it_trains(trainer: Trainer) -> Iterator[tuple[TrainState, Step]]:
 
 
 def _alone(trainer: Trainer, count: int) -> Iterator[tuple[TrainState, Step]]:
-    batches = list(itertools.islice(trainer.routed_batches(), count))
+    state = trainer.init_state()
+    batches = list(itertools.islice(trainer.routed_batches(host=state.host), count))
     inputs, sizes = jax.block_until_ready(place_all(trainer.router, batches))
     steps = [Step(sizes, true_counts(trainer, batch)) for batch in batches]
-    state = trainer.init_state()
     for step, given in itertools.cycle(zip(steps, inputs, strict=True)):
         state, _ = trainer.train_step(state, given)
         yield state, step

@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from recjax import __version__, kernels, settings
+from recjax import kernels, settings
 from recjax.config.run import FREE_ON_RESUME
 from recjax.data.baselines import constants
 from recjax.train.loop import Outcome
@@ -17,6 +17,7 @@ from recjax.train.run.writers import OF_TASKS, TITLES, results_table
 from recjax.train.tasks import choice_of
 from recjax.train.trainer import Trainer
 from recjax.utils import strict_json
+from recjax.utils.version import __version__
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 # Of the training alone: a later call that trains no step keeps those of the one that did.

@@ -68,14 +68,16 @@ def test_hits_are_those_of_a_training(tmp_path: Path) -> None:
     told = tier_plan.tier_plan(config)
     assert told["replayed"] == told["steps"] == STEPS
     trainer = build_trainer(config)
-    assert trainer.tier is not None
-    state, stream = trainer.init_state(), trainer.train_inputs()
+    state = trainer.init_state()
+    tier = state.host.tier
+    assert tier is not None
+    stream = trainer.train_inputs(host=state.host)
     for _ in range(STEPS - 1):
         inputs = next(stream)
         state, _ = trainer.train_step(trainer.admit(state, stream.latest), inputs)
-        trainer.tier._settle(0)  # a row that waits to be written is not read from the disk
+        tier._settle(0)  # a row that waits to be written is not read from the disk
     stream._waiting[-1].routed.admission.records.result()  # the last batch, whose rows are read ahead
-    counts = trainer.tier.figures()
+    counts = tier.figures()
     assert (counts["hits"], counts["misses"]) == (told["hits"], told["misses"])
     run = tier_plan.run_of(config)
     found = run.replayed()
@@ -83,7 +85,7 @@ def test_hits_are_those_of_a_training(tmp_path: Path) -> None:
     behind = found.total("misses") - found.total("first")  # rows that were on the host, in memory or not
     assert found.total("reads") > 0.05 * behind
     assert abs(counts["records_read"] - found.total("reads")) <= 0.01 * behind
-    trainer.tier.close()
+    tier.close()
     stream.close()
 
 

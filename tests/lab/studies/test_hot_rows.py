@@ -11,7 +11,8 @@ from support.zipf import asked_for, contiguous_owners, law
 
 from recjax.config.presets import load
 from recjax.data.presence import Items, Presence
-from recjax.embedding.plan import Plan, RowIds, Segment
+from recjax.embedding.plan import Plan
+from recjax.embedding.segment import RowIds, Segment
 from recjax.errors import ConfigError
 from recjax.lab.studies.hot_rows import draw, findings, study, sweep
 from recjax.lab.studies.hot_rows.measure import Arm, Contestant, contiguous_imbalance, trainer_presence

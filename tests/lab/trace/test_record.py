@@ -16,8 +16,8 @@ from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.exchange import cuts
 from recjax.embedding.layout import ACROSS
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.plan import Exchange
 from recjax.embedding.routing import capacity
+from recjax.embedding.segment import Exchange
 from recjax.lab.formats.trace import Event
 from recjax.lab.trace.record import Recording, step_events, true_counts
 from recjax.models.dlrm import DLRMConfig

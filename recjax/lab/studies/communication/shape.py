@@ -14,7 +14,8 @@ from recjax import settings
 from recjax.config import presets
 from recjax.config.run import RunConfig
 from recjax.data.synthetic.stream import ZipfStream
-from recjax.embedding.plan import Exchange, Plan, Segment
+from recjax.embedding.plan import Plan
+from recjax.embedding.segment import Exchange, Segment
 from recjax.models.dlrm import DLRMConfig
 from recjax.settings.named import Named
 from recjax.utils.files import write_whole

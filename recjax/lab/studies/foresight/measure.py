@@ -151,7 +151,7 @@ class _Turn:
 
 def _turn(training: Stepping, seconds: float) -> _Turn:
     """Trains for so long, 5 steps at least, after some that compile and fill the pipeline."""
-    with contextlib.closing(training.trainer.train_inputs()) as stream:
+    with contextlib.closing(training.trainer.train_inputs(host=training.state.host)) as stream:
         training.warm(stream, _WARM)
         others, began, cpu, steps = Others([]), time.perf_counter(), time.process_time(), [time.perf_counter()]
         for _ in training.steps(stream):

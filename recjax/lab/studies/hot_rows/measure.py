@@ -15,8 +15,9 @@ import numpy as np
 from recjax.config.run import RunConfig
 from recjax.data.batch import Batch
 from recjax.data.presence import Presence
-from recjax.embedding.plan import COPIED, HOT_PLACEMENTS, Plan, RowIds
+from recjax.embedding.plan import Plan
 from recjax.embedding.routing import host
+from recjax.embedding.segment import COPIED, HOT_PLACEMENTS, RowIds
 from recjax.planning.wire_bytes import wire_bytes
 from recjax.train.compile_only import abstract_inputs, abstract_state
 from recjax.train.routers import InFlight, place_all

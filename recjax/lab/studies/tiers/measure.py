@@ -51,13 +51,13 @@ class Contestant:
                 config = presets.override(config, [f"tier.dram_bytes={memory}", f"tier.disk={arm.disk}"])
         self.trainer = build_trainer(config, source)
         self._state: Any = self.trainer.init_state()
-        self._stream = self.trainer.train_inputs()
-        if self.trainer.tier is not None:
+        self._stream = self.trainer.train_inputs(host=self._state.host)
+        if self.trainer.bound.cached:
             self._fill()
 
     def _fill(self) -> None:
         """Has every row written once, and any rows in the caches, so that both are as after a long training."""
-        tier, (stage,) = self.trainer.tier, self._stream._stages
+        tier, (stage,) = self._state.host.tier, self._stream._stages
         assert tier is not None and isinstance(stage, CacheStage)
         for group in self.trainer.bound.cached:
             for owner in range(group.owners):
@@ -88,7 +88,7 @@ class Contestant:
             inputs = next(self._stream)
             latest = self._stream.latest
             start = time.perf_counter()
-            if self.trainer.tier is not None:
+            if self.trainer.bound.cached:
                 latest.routed.admission.records.exception()
             read = time.perf_counter()
             self._state = self.trainer.admit(self._state, latest)
@@ -104,9 +104,9 @@ class Contestant:
         return {name: 1e3 * s / steps for name, s in times.items()} | counts
 
     def _counts(self) -> dict[str, float]:
-        if self.trainer.tier is None:
+        if not self.trainer.bound.cached:
             return dict.fromkeys(("hits", "misses", "reads", "writes"), 0.0)
-        found = self.trainer.tier.figures()
+        found = self._state.host.tier.figures()
         return {
             "hits": found["hits"],
             "misses": found["misses"],
@@ -117,8 +117,7 @@ class Contestant:
     def close(self) -> None:
         """Gives memory and files back."""
         self._stream.close()
-        if self.trainer.tier is not None:
-            self.trainer.tier.close()
+        self._state.host.close()
 
 
 def by_turns(
