@@ -23,7 +23,7 @@ from recjax.lab.replay import profile
 from recjax.parallel.mesh import put_share
 from recjax.parallel.packed import put_together
 from recjax.train import step_inputs
-from recjax.train.trainer import build_trainer
+from recjax.train.build import build_trainer
 from recjax.utils.text import aligned
 
 WAYS = {"apart": put_share, "together": put_together}

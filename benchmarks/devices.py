@@ -18,9 +18,10 @@ import recjax
 from recjax.config.presets import load
 from recjax.lab.bench.timing import Ours
 from recjax.planning.wire_bytes import wire_bytes
+from recjax.train.build import build_trainer
 from recjax.train.run.summary import versions
 from recjax.train.state import TrainState
-from recjax.train.trainer import Trainer, build_trainer
+from recjax.train.trainer import Trainer
 
 DATA = {
     "movietweetings": ("movietweetings",),

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from recjax.config.presets import load
-from recjax.train.trainer import build_trainer
+from recjax.train.build import build_trainer
 from recjax.utils.text import aligned
 
 

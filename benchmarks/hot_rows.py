@@ -27,8 +27,8 @@ from recjax.config.presets import load  # noqa: E402
 from recjax.config.run import RunConfig  # noqa: E402
 from recjax.embedding.routing import host  # noqa: E402
 from recjax.embedding.segment import HOT_PLACEMENTS, RowIds  # noqa: E402
+from recjax.train.build import build_trainer  # noqa: E402
 from recjax.train.routers import place_all  # noqa: E402
-from recjax.train.trainer import build_trainer  # noqa: E402
 from recjax.utils.text import aligned  # noqa: E402
 
 DEVICES, BATCHES = 8, 4

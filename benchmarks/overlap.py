@@ -42,7 +42,7 @@ from recjax.config import presets
 from recjax.lab.bench.overlap import flights
 from recjax.lab.bench.report import flights as table
 from recjax.parallel.mesh import AXES
-from recjax.train.trainer import build_trainer
+from recjax.train.build import build_trainer
 
 
 def devices_of(arguments: argparse.Namespace, count: int) -> list[Any]:

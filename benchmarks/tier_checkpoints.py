@@ -19,10 +19,11 @@ from typing import Any
 import jax
 
 from recjax.config import presets
+from recjax.train.build import build_trainer
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.increments import Increments
 from recjax.train.state import TrainState
-from recjax.train.trainer import Trainer, build_trainer
+from recjax.train.trainer import Trainer
 from recjax.utils.text import aligned
 from recjax.utils.units import size_text
 

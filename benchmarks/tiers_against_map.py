@@ -40,8 +40,8 @@ from recjax.lab.predict.tier_plan import host_bytes, with_share
 from recjax.lab.studies.tiers.measure import Arm, Contestant
 from recjax.tiers.moves import ROWS, InitialRecords, Record
 from recjax.tiers.stage import ReadStage
+from recjax.train.build import build_trainer
 from recjax.train.inputs import InputStream
-from recjax.train.trainer import build_trainer
 
 PRESET = ("bench_kaggle16", "data.max_rows=400000", "data.distinct_blocks=512")
 WAYS = ("tiers", "map")

@@ -24,6 +24,7 @@ from recjax.settings.from_python import require_config
 from recjax.tiers.report import in_short
 from recjax.train import evaluation, origins, planned, preflight, products
 from recjax.train.agreement import StopRequested
+from recjax.train.build import build_trainer
 from recjax.train.callbacks import Evaluate, SaveCheckpoint
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.loop import Outcome, fit
@@ -38,7 +39,7 @@ from recjax.train.run.trackers import require
 from recjax.train.run.writers import MetricsFile, NoMetrics
 from recjax.train.state import TrainState
 from recjax.train.step_log import StepLog
-from recjax.train.trainer import Trainer, build_trainer
+from recjax.train.trainer import Trainer
 from recjax.utils import html, paths
 from recjax.utils.files import write_json
 from recjax.utils.host_memory import peak_bytes

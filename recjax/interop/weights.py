@@ -19,12 +19,13 @@ from recjax.errors import ConfigError
 from recjax.interop.state_dicts import Entry, entries, recognise
 from recjax.train import origins
 from recjax.train import state as states
+from recjax.train.build import build_trainer
 from recjax.train.checkpoint.checkpoints import Checkpoints
 from recjax.train.progress import TrainProgress, describe
 from recjax.train.run.folder import RunFolder
 from recjax.train.run.open_run import open_run
 from recjax.train.table_specs import dims, specs
-from recjax.train.trainer import Trainer, build_trainer
+from recjax.train.trainer import Trainer
 from recjax.utils import log, npy
 from recjax.utils.files import disk_error, replacing
 from recjax.utils.lazy_arrays import Index, as_lazy

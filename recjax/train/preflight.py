@@ -23,7 +23,8 @@ from recjax.embedding.plan import Plan
 from recjax.errors import ConfigError, DataError
 from recjax.parallel import distributed, watchdog
 from recjax.parallel.timed_collectives import time_collectives
-from recjax.train.trainer import Trainer, build_trainer
+from recjax.train.build import build_trainer
+from recjax.train.trainer import Trainer
 from recjax.utils.files import write_whole
 from recjax.utils.version import __version__
 

@@ -11,6 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from recjax.config.run import HotConfig, RunConfig
+from recjax.data.bag_sizes import mean_ids
 from recjax.data.source import BlockSource
 from recjax.embedding.plan import Plan
 from recjax.embedding.routing import device
@@ -23,7 +24,8 @@ from recjax.train.compile_only import abstract_inputs, abstract_state
 from recjax.train.first_batch import Sample, sample
 from recjax.train.planned import by_machine
 from recjax.train.routers import HostRouter
-from recjax.train.trainer import Trainer, build_trainer
+from recjax.train.table_specs import specs
+from recjax.train.trainer import Trainer, assemble_trainer
 from recjax.utils import log
 
 
@@ -92,11 +94,12 @@ def judge(config: RunConfig, source: BlockSource, mesh: Mesh) -> Callable[[Plan]
     if why:
         log.info(f"planner.compile: {why}: sizes alone decide")
         return None
+    tables, features = specs(config, source.schema, mean_ids(source))
     cold = dataclasses.replace(config, embedding=dataclasses.replace(config.embedding, hot=HotConfig()))
 
     def predicted(plan: Plan) -> Prediction:
         log.info(f"compiling a plan for {mesh.devices.size} device(s), to compare it")
-        trainer = build_trainer(cold, source, weights=False, plan=plan)
+        trainer = assemble_trainer(cold, source, mesh, plan, tables, features, weights=False)
         return of_trainer(trainer, sample(trainer), machine)
 
     return predicted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -17,23 +17,22 @@ from jax.sharding import Mesh
 
 from recjax import settings
 from recjax.config.run import FREE_ON_RESUME, RunConfig
-from recjax.data.bag_sizes import mean_ids
 from recjax.data.batch import Batch
-from recjax.data.source import BlockSource, require_rows
+from recjax.data.source import BlockSource
 from recjax.embedding import replica_groups
 from recjax.embedding.address import Maps
 from recjax.embedding.dynamic.tables import DYNAMIC, DynamicTables, dynamic_tables, require_possible
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.lines import in_lines
 from recjax.embedding.plan import Plan
+from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.models.dense import Precision
 from recjax.models.layers import products_in
 from recjax.models.products import Products, compiler_options
 from recjax.parallel import watchdog
 from recjax.parallel.malloc import return_memory
-from recjax.parallel.mesh import AXES, make_mesh, own
-from recjax.planning.predict import Prediction
+from recjax.parallel.mesh import AXES, own
 from recjax.planning.question import Answer
 from recjax.planning.tier_run import bound_as
 from recjax.tiers.caches import with_caches
@@ -49,13 +48,12 @@ from recjax.train.host_state import EMPTY, HostState
 from recjax.train.input_streams import InputStreams
 from recjax.train.inputs import InputStream
 from recjax.train.module import ModuleDef, asks_for_samples, built
-from recjax.train.planned import plan_of
 from recjax.train.products import set_products
 from recjax.train.routers import InFlight
 from recjax.train.state import TrainState
 from recjax.train.step import Metrics, StepOptions, make_predict, make_train_step
 from recjax.train.step_inputs import StepInputs
-from recjax.train.table_specs import dims, refuse_reduced, specs
+from recjax.train.table_specs import dims, refuse_reduced
 from recjax.train.tasks import Tasks, choice_of, outputs_for, tasks_of
 from recjax.utils.lazy_arrays import load
 
@@ -332,48 +330,33 @@ def _rows(batch: Batch, logits: jax.Array) -> tuple[Batch, np.ndarray]:
     return batch, own(logits).astype(np.float64)[: batch.size]
 
 
-def _judge(config: RunConfig, source: BlockSource, mesh: Mesh) -> Callable[[Plan], Prediction] | None:
-    if not config.planner.compile:
-        return None
-    from recjax.train.step_prediction import judge  # which builds trainers itself
-
-    return judge(config, source, mesh)
-
-
-def build_trainer(
+def assemble_trainer(
     config: RunConfig,
-    source: BlockSource | None = None,
-    splits: Sequence[str] = (),
+    source: BlockSource,
+    mesh: Mesh,
+    plan: Plan,
+    tables: tuple[TableSpec, ...],
+    features: tuple[FeatureSpec, ...],
+    *,
+    chosen: Answer | None = None,
     weights: bool = True,
-    plan: Plan | None = None,
 ) -> Trainer:
-    """Builds all that a training needs. Starts the JAX back end.
+    """Puts a training together whose tables have their places: `recjax.train.build.build_trainer` without its planning.
 
     Args:
-      config: the run's config.
-      source: its data; None opens `config.data`.
-      splits: those that must have rows, so that a run does not find out at its end.
+      config: the run's config, as it is for so many training samples.
+      source: its data.
+      mesh: its devices.
+      plan: where each table lives.
+      tables: that the features read.
+      features: of the data.
+      chosen: what a planner has chosen beside the plan, if one has.
       weights: False leaves the model without its initial weights, in shapes alone: to compile, not to run.
-      plan: where tables live; None: as the config says.
 
     Raises:
       ConfigError, DataError, DeviceError: what config, data or devices lack.
     """
-    source = config.data.open() if source is None else source
-    for split in splits:
-        require_rows(source, split)
-    config = config.for_rows(int(source.row_counts("train").sum()))
-    evaluates = splits and "train" not in splits  # by processes that read each block once
-    tables, features = specs(config, source.schema, {} if evaluates else mean_ids(source))
-    chosen, given = None, plan
-    if given is None:
-        plan, chosen, _ = plan_of(config, source, tables, features, config.mesh.shape)  # before devices start
-    mesh = make_mesh(config.mesh)
     shape = tuple(mesh.shape[axis] for axis in AXES)
-    judge = None if given else _judge(config, source, mesh)
-    if given is None and (judge or shape != config.mesh.shape):  # of all the devices that there are
-        plan, chosen, _ = plan_of(config, source, tables, features, shape, judge)
-    assert plan is not None
     if config.compute_dtype == "float64":
         refuse_reduced(config, plan, tables)
         jax.config.update("jax_enable_x64", True)

@@ -25,7 +25,7 @@ from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.planning.compiled_collectives import collectives
 from recjax.planning.wire_bytes import useful_bytes
-from recjax.train.trainer import build_trainer
+from recjax.train.build import build_trainer
 
 D, C = 14, 8
 TABLE, FEATURE = TableSpec("t", 40, D, Sgd(0.1)), FeatureSpec("f", "t")

@@ -34,11 +34,11 @@ from recjax.errors import ConfigError, TrainingError
 from recjax.models.dlrm import DLRMConfig
 from recjax.planning.compiled_collectives import collectives
 from recjax.train import state as states
+from recjax.train.build import build_trainer
 from recjax.train.module import ModuleDef
 from recjax.train.step import make_train_step
 from recjax.train.step_inputs import place
 from recjax.train.table_specs import specs
-from recjax.train.trainer import build_trainer
 
 pytestmark = pytest.mark.light_compile(as_text=True)
 

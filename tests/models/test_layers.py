@@ -15,8 +15,8 @@ from recjax.models import dense
 from recjax.models.dense import Precision
 from recjax.models.dlrm import DLRMConfig
 from recjax.models.layers import products_in
+from recjax.train.build import build_trainer
 from recjax.train.compile_only import abstract_inputs, abstract_state
-from recjax.train.trainer import build_trainer
 
 pytestmark = pytest.mark.light_compile
 

@@ -21,10 +21,10 @@ from recjax.config.presets import default_out
 from recjax.config.run import RunConfig
 from recjax.embedding.pooling import Sequence
 from recjax.errors import ConfigError
+from recjax.train.build import build_trainer
 from recjax.train.compile_only import abstract_inputs, abstract_state
 from recjax.train.first_batch import sample
 from recjax.train.run.folder import read_config
-from recjax.train.trainer import build_trainer
 
 pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 

@@ -29,7 +29,7 @@ from recjax.planning import hot_rank
 from recjax.planning.profile import MOST_IDS, profile_of
 from recjax.tiers.caches import with_caches
 from recjax.train import planned
-from recjax.train.trainer import build_trainer
+from recjax.train.build import build_trainer
 
 TABLES = tuple(TableSpec(name, 1000, 4, Sgd(0.1)) for name in "abc")
 # One jagged bag of ten ids on average, and two of four.

@@ -15,8 +15,8 @@ from recjax.planning.machine_file import open_machine
 from recjax.planning.predict import HostWork, predict
 from recjax.planning.sketch import sketch
 from recjax.planning.step_sizes import Buffer, Copies, DenseSizes, Owned, Rows, StepSizes, Vectors, of_plan
+from recjax.train.build import build_trainer
 from recjax.train.planned import question
-from recjax.train.trainer import build_trainer
 
 pytestmark = pytest.mark.light_compile(as_text=True)
 

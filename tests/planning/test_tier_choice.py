@@ -22,10 +22,11 @@ from recjax.planning.memory import GIB
 from recjax.planning.planner import exact_sizes
 from recjax.planning.question import Answer
 from recjax.tiers.disk_speed import DiskRates
+from recjax.train.build import build_trainer
 from recjax.train.host_state import HostState
 from recjax.train.planned import plan_of, question
 from recjax.train.table_specs import specs
-from recjax.train.trainer import Trainer, build_trainer
+from recjax.train.trainer import Trainer
 from recjax.utils.lazy_arrays import load
 
 pytestmark = pytest.mark.light_compile

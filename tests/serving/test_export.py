@@ -25,8 +25,8 @@ from recjax.data.prepare.encoder import open_encoder
 from recjax.errors import ConfigError
 from recjax.serving import loader
 from recjax.serving.export import write
+from recjax.train.build import build_trainer
 from recjax.train.run.open_run import open_run
-from recjax.train.trainer import build_trainer
 
 pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
 pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]

@@ -11,7 +11,7 @@ from recjax.data.pipeline import batches
 from recjax.errors import ConfigError
 from recjax.serving import loader
 from recjax.serving.export import write
-from recjax.train.trainer import build_trainer
+from recjax.train.build import build_trainer
 
 pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")

@@ -27,7 +27,7 @@ from recjax.serving.export import write
 from recjax.serving.faults import RowFaults
 from recjax.serving.rows import json_lines_of_table
 from recjax.serving.service import Service, ServiceConfig
-from recjax.train.trainer import build_trainer
+from recjax.train.build import build_trainer
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")

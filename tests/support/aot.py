@@ -17,10 +17,11 @@ from recjax.embedding.bind import bind
 from recjax.embedding.routing import device
 from recjax.lab.predict.targets import devices, moved
 from recjax.parallel.mesh import sharded
+from recjax.train.build import build_trainer
 from recjax.train.compile_only import abstract_inputs, abstract_state
 from recjax.train.first_batch import sample
 from recjax.train.table_specs import specs
-from recjax.train.trainer import Trainer, build_trainer
+from recjax.train.trainer import Trainer
 from recjax.utils.hlo import Instruction, Program, read_program
 
 DEVICES = 8

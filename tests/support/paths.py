@@ -13,22 +13,23 @@ import pytest
 
 from recjax import main, settings
 from recjax.config.run import FREE_ON_RESUME
-from recjax.train import trainer
+from recjax.train import build
 from recjax.train.metrics import calibration
 from recjax.train.run import open_run
+from recjax.train.trainer import Trainer
 from support.commands import OWN, Done, inside
 
 
 @contextlib.contextmanager
 def traced_once() -> Iterator[None]:
     """Commands on the same tables are traced once: paths do not enter it. No pictures are drawn, nothing is flushed."""
-    made: dict[str, trainer.Trainer] = {}
+    made: dict[str, Trainer] = {}
 
-    def share(config: Any, source: Any = None, splits: Any = ()) -> trainer.Trainer:
+    def share(config: Any, source: Any = None, splits: Any = ()) -> Trainer:
         source = source or config.data.open()
         key = settings.config_hash(config, FREE_ON_RESUME)
         if key not in made:
-            made[key] = trainer.build_trainer(config, source, splits)
+            made[key] = build.build_trainer(config, source, splits)
         alike = dataclasses.replace(made[key], config=config, source=source)
         vars(alike).update({name: getattr(made[key], name) for name in ("step_program", "predict_program", "router")})
         return alike

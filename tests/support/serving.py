@@ -7,7 +7,7 @@ import json
 import recjax
 from recjax.data.storage.blocks import open_prepared
 from recjax.serving.export import write
-from recjax.train.trainer import build_trainer
+from recjax.train.build import build_trainer
 from support.shop import prepare_shop
 
 

@@ -26,8 +26,8 @@ from recjax.parallel.mesh import Share
 from recjax.planning.tier_replay import homes_of
 from recjax.tiers.stage import homes_by_owner
 from recjax.train import named_rows, preflight
+from recjax.train.build import build_trainer
 from recjax.train.routers import InFlight
-from recjax.train.trainer import build_trainer
 
 B, V = 22, 400
 HOT = Segment("hot", RowIds((0, 1, 2, 30)))

@@ -8,8 +8,8 @@ import pytest
 
 from recjax.config.presets import load
 from recjax.parallel.mesh import whole
+from recjax.train.build import build_trainer
 from recjax.train.state import TrainState
-from recjax.train.trainer import build_trainer
 
 pytestmark = pytest.mark.light_compile
 

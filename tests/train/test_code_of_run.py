@@ -276,7 +276,7 @@ def test_all_processes_must_have_the_same_code():
 
 @pytest.mark.full
 def test_the_facts_of_a_process(file):
-    from recjax.train.trainer import build_trainer
+    from recjax.train.build import build_trainer
 
     first = preflight.facts(build_trainer(load(file)))
     own_model.edit(file.parent / "head.py", *BIAS)

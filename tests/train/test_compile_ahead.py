@@ -19,10 +19,11 @@ from recjax.data.synthetic.clicks import SyntheticSource
 from recjax.embedding.routing.capacity import CapacityLadder, Kind, Kinds, rung
 from recjax.errors import ConfigError
 from recjax.train import loop as loops
+from recjax.train.build import build_trainer
 from recjax.train.compile_ahead import CompileAhead, compile_ahead
 from recjax.train.progress import TrainProgress
 from recjax.train.step_log import StepLog
-from recjax.train.trainer import Trainer, build_trainer
+from recjax.train.trainer import Trainer
 
 pytestmark = pytest.mark.light_compile
 

@@ -23,8 +23,8 @@ from recjax.parallel.mesh import MeshConfig
 from recjax.planning.compiled_collectives import collectives
 from recjax.settings.named import Named
 from recjax.train import compile_report, first_batch
+from recjax.train.build import build_trainer
 from recjax.train.compile_only import abstract_inputs, abstract_state, compile_step
-from recjax.train.trainer import build_trainer
 
 N, D, B = 4, 8, 512
 DENSE = (13 * 16 + 16) + (16 * D + D) + (14 * 16 + 16) + (16 + 1)  # the top MLP sees D + 3 * 4 / 2 values

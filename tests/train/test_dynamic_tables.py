@@ -16,8 +16,9 @@ from recjax.config import presets
 from recjax.data.prepare.ids import stable_hash
 from recjax.embedding.row_order import RowOrder
 from recjax.errors import ConfigError
+from recjax.train.build import build_trainer
 from recjax.train.state import TrainState
-from recjax.train.trainer import Trainer, build_trainer
+from recjax.train.trainer import Trainer
 from recjax.utils.lazy_arrays import load
 
 pytestmark = [pytest.mark.light_compile(optimised=True), pytest.mark.few_programs]

@@ -16,13 +16,14 @@ from recjax.parallel import watchdog
 from recjax.planning.hot_rank import first_batches
 from recjax.train import hot_periods
 from recjax.train import loop as loops
+from recjax.train.build import build_trainer
 from recjax.train.callbacks import SaveCheckpoint
 from recjax.train.checkpoint.checkpoints import Checkpoints
 from recjax.train.hot_periods import HotPeriods
 from recjax.train.progress import TrainProgress, resume
 from recjax.train.run.writers import MetricsFile
 from recjax.train.step_log import StepLog
-from recjax.train.trainer import Trainer, build_trainer
+from recjax.train.trainer import Trainer
 from recjax.utils.lazy_arrays import load as load_arrays
 
 pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]

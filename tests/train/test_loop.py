@@ -20,13 +20,14 @@ from recjax.errors import ConfigError, DataError
 from recjax.train import callbacks
 from recjax.train import loop as loops
 from recjax.train.agreement import StopRequested
+from recjax.train.build import build_trainer
 from recjax.train.callbacks import Evaluate, Event, SaveCheckpoint
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.loop import Outcome
 from recjax.train.progress import TrainProgress, describe, resume
 from recjax.train.run.writers import MetricsFile
 from recjax.train.step_log import StepLog
-from recjax.train.trainer import Trainer, build_trainer
+from recjax.train.trainer import Trainer
 from recjax.utils.lazy_arrays import load as load_arrays
 
 pytestmark = [pytest.mark.full, pytest.mark.light_compile(optimised=True), pytest.mark.few_programs]

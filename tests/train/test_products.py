@@ -14,8 +14,8 @@ from recjax import kernels
 from recjax.errors import ConfigError
 from recjax.models.layers import Linear
 from recjax.models.products import LayerShape, onednn_there
+from recjax.train.build import build_trainer
 from recjax.train.products import layer_shapes, set_products
-from recjax.train.trainer import build_trainer
 
 pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 

@@ -34,8 +34,8 @@ from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
 from recjax.planning.compiled_collectives import collectives, members
+from recjax.train.build import build_trainer
 from recjax.train.step import StepOptions
-from recjax.train.trainer import build_trainer
 from recjax.utils.lazy_arrays import load
 
 pytestmark = [pytest.mark.full, pytest.mark.light_compile]

@@ -13,7 +13,8 @@ import pytest
 from recjax.config.presets import load
 from recjax.embedding.routing import capacity, device
 from recjax.train import routers
-from recjax.train.trainer import Trainer, build_trainer
+from recjax.train.build import build_trainer
+from recjax.train.trainer import Trainer
 
 pytestmark = pytest.mark.light_compile
 

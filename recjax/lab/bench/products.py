@@ -25,8 +25,8 @@ from recjax.errors import ConfigError
 from recjax.models.dense import Precision, forward_by, into_input_by, into_kernel_by
 from recjax.models.products import PRODUCTS, LayerShape, Products, Way, onednn_there
 from recjax.planning.product_table import Table, choose, read, this_machine, write
+from recjax.train.build import build_trainer
 from recjax.train.products import layer_shapes
-from recjax.train.trainer import build_trainer
 from recjax.utils import log
 from recjax.utils.text import aligned
 

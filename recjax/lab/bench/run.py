@@ -22,9 +22,10 @@ from recjax.lab.bench.peer import Peer, require_known
 from recjax.lab.bench.timing import Ours, Round, spread
 from recjax.lab.replay import profile
 from recjax.planning.wire_bytes import wire_bytes
+from recjax.train.build import build_trainer
 from recjax.train.products import in_words
 from recjax.train.state import TrainState
-from recjax.train.trainer import Trainer, build_trainer
+from recjax.train.trainer import Trainer
 from recjax.utils import log, processor
 
 CHECKED = 5  # first steps whose losses must agree with the peer's

@@ -9,8 +9,8 @@ import jax
 
 from recjax.config.run import RunConfig
 from recjax.data.synthetic.stream import ZipfStreamSource
+from recjax.train.build import build_trainer
 from recjax.train.step_inputs import StepInputs
-from recjax.train.trainer import build_trainer
 
 
 class Stepping:

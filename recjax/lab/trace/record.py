@@ -39,10 +39,11 @@ from recjax.planning.machine import Machine
 from recjax.planning.schedule import ANY, schedule
 from recjax.settings.values import written
 from recjax.train import first_batch
+from recjax.train.build import build_trainer
 from recjax.train.compile_only import abstract_inputs, abstract_state, compile_step
 from recjax.train.routers import InFlight, place_all
 from recjax.train.state import TrainState
-from recjax.train.trainer import Trainer, build_trainer
+from recjax.train.trainer import Trainer
 
 Timelines = dict[tuple[int, int], tuple[profile.Span, ...]]  # (rank, step) -> what ran
 UNTIMED = 3  # steps before the first one that is recorded: they compile, and fill the pipeline

@@ -15,11 +15,12 @@ from recjax.data.storage.run_snapshot import refuse_other_values
 from recjax.embedding.plan_choice import is_file
 from recjax.errors import ConfigError, TrainingError
 from recjax.train import origins, planned, products
+from recjax.train.build import build_trainer
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.progress import resume
 from recjax.train.run.folder import changes, read_config
 from recjax.train.state import TrainState
-from recjax.train.trainer import Trainer, build_trainer
+from recjax.train.trainer import Trainer
 from recjax.utils.paths import located
 
 T = TypeVar("T")

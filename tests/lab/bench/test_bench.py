@@ -23,7 +23,7 @@ from recjax.lab.bench.timing import Ours
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
-from recjax.train.trainer import build_trainer
+from recjax.train.build import build_trainer
 
 pytestmark = pytest.mark.light_compile(as_text=True)
 

@@ -15,7 +15,7 @@ from recjax.lab.bench.machine_load import Others
 from recjax.lab.bench.timing import Ours, spread
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
-from recjax.train.trainer import build_trainer
+from recjax.train.build import build_trainer
 
 jax.devices()  # all that conftest.py asks for, before a config asks for fewer
 

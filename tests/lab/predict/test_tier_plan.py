@@ -23,7 +23,7 @@ from recjax.planning.machine_file import open_machine
 from recjax.planning.predict import CORES, DEVICES, INTERPRETER, HostWork, Prediction, predict
 from recjax.tiers import disk_speed
 from recjax.tiers.disk_speed import DiskRates, disk_rates
-from recjax.train.trainer import build_trainer
+from recjax.train.build import build_trainer
 
 pytestmark = pytest.mark.light_compile
 

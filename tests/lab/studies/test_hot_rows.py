@@ -16,7 +16,7 @@ from recjax.embedding.segment import RowIds, Segment
 from recjax.errors import ConfigError
 from recjax.lab.studies.hot_rows import draw, findings, study, sweep
 from recjax.lab.studies.hot_rows.measure import Arm, Contestant, contiguous_imbalance, trainer_presence
-from recjax.train.trainer import build_trainer
+from recjax.train.build import build_trainer
 
 pytestmark = pytest.mark.light_compile
 

@@ -25,8 +25,9 @@ from recjax.lab.studies.replica_groups.cost import PARTS, PRECISIONS, sync_bytes
 from recjax.lab.studies.replica_groups.curves import Curves, milliseconds
 from recjax.lab.studies.replica_groups.training import Arm, configured, run
 from recjax.planning.compiled_collectives import collectives
+from recjax.train.build import build_trainer
 from recjax.train.compile_only import compile_step
-from recjax.train.trainer import Trainer, build_trainer
+from recjax.train.trainer import Trainer
 
 pytestmark = pytest.mark.light_compile
 

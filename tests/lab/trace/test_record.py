@@ -22,8 +22,8 @@ from recjax.lab.formats.trace import Event
 from recjax.lab.trace.record import Recording, step_events, true_counts
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
+from recjax.train.build import build_trainer
 from recjax.train.compile_only import compile_step
-from recjax.train.trainer import build_trainer
 
 pytestmark = [pytest.mark.full, pytest.mark.light_compile]
 

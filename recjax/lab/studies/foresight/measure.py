@@ -24,8 +24,9 @@ from recjax.planning.planner import Planner, exact_sizes
 from recjax.planning.predict import Prediction, predict
 from recjax.planning.reach import outside
 from recjax.planning.schedule import node_cost
+from recjax.train.build import build_trainer
 from recjax.train.planned import question
-from recjax.train.trainer import Trainer, build_trainer
+from recjax.train.trainer import Trainer
 
 _WARM = 4  # steps that compile and fill the pipeline
 _TURNS = 2  # in which a step is measured, the references before, between and after them

@@ -34,7 +34,7 @@ from recjax.lab.studies.replica_groups.arranged import Arranged
 from recjax.lab.studies.replica_groups.training import Arm, Shape, arranged, configured, run
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig, make_mesh
-from recjax.train.trainer import build_trainer
+from recjax.train.build import build_trainer
 from recjax.utils import log
 
 GROUPS = (1, 2, 4)

@@ -24,10 +24,11 @@ from recjax.lab.studies.replica_groups.alignment import distances
 from recjax.lab.studies.replica_groups.arranged import Arranged, Parts
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import ACROSS_GROUPS
+from recjax.train.build import build_trainer
 from recjax.train.inputs import InputStream
 from recjax.train.metrics import measures
 from recjax.train.state import TrainState
-from recjax.train.trainer import Trainer, build_trainer
+from recjax.train.trainer import Trainer
 
 TRAINING_SAMPLES = 4096  # of which the accuracy in training is measured, over all groups together
 

@@ -14,7 +14,7 @@ from recjax.errors import ConfigError
 from recjax.serving import loader
 from recjax.serving.export import write
 from recjax.serving.requests import Scorable
-from recjax.train.trainer import build_trainer
+from recjax.train.build import build_trainer
 
 ITEM_TABLES, ITEM_ROWS = 4, 10_000  # of one id each, in memory
 

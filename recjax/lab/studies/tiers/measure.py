@@ -16,7 +16,7 @@ from recjax.config.run import RunConfig
 from recjax.data.source import BlockSource
 from recjax.lab.predict.tier_plan import host_bytes, with_share
 from recjax.tiers.stage import CacheStage
-from recjax.train.trainer import build_trainer
+from recjax.train.build import build_trainer
 
 _CHUNK = 1 << 15  # rows at a time
 
