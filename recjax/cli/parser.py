@@ -136,6 +136,7 @@ def make_parser(verb: str | None = None) -> argparse.ArgumentParser:
         "sweep size --dry-run",
     )
     sweep.add_argument("file", metavar="FILE", help="path of a TOML file, or the name of one in configs/sweeps/")
+    common.trusting(sweep, "the preset that FILE names")
     sweep.add_argument(
         "--out", type=out_folder, help="folder of all its runs (default: runs/sweep-NAME, after the file)"
     )
@@ -159,6 +160,7 @@ def make_parser(verb: str | None = None) -> argparse.ArgumentParser:
     tune.add_argument(
         "file", metavar="FILE", help="path of a TOML file with a [search], or the name of one in configs/sweeps/"
     )
+    common.trusting(tune, "the preset that FILE names")
     tune.add_argument(
         "--out",
         type=out_folder,
