@@ -98,7 +98,7 @@ class Source:
             self._within(node, _Scope("comprehension", scope))
         elif isinstance(node, ast.ClassDef):
             self._class(node, scope)
-        elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        elif isinstance(node, ast.If) and _last_name(node.test) == "TYPE_CHECKING":
             for child in node.orelse:
                 self._visit(child, scope)
         else:
