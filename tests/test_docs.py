@@ -9,7 +9,7 @@ import re
 
 import pytest
 from support.commands import inside, lines_of
-from support.pages import DOCS, GENERATED, ROOT, anchors, examples, marked, pages, prose
+from support.pages import DOCS, GENERATED, ROOT, anchors, examples, marked, pages, prose, text
 
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan, check_plan
@@ -51,6 +51,16 @@ def test_what_code_says_of_a_page_is_there():
 def test_files_of_the_repository_that_a_page_names_are_there(page):
     named = re.findall(r"`((?:recjax|tests|configs|launch|notebooks|kernels)/[\w./-]*)`", prose(page))
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_names_of_the_glossary_are_those_of_the_code():
+    names = re.findall(r"\| `(recjax(?:\.\w+)+)` \|$", text("reference/glossary.md"), re.M)
+    assert len(names) > 40
+    for module, _, name in (name.rpartition(".") for name in names):
+        tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text())
+        targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+        defined = {node.name for node in tree.body if hasattr(node, "name")}
+        assert name in defined | {getattr(target, "id", "") for target in targets}, f"{module}.{name}"
 
 
 def test_every_page_is_in_the_table_of_contents():
