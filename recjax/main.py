@@ -13,7 +13,7 @@ import jax
 from recjax.config import presets
 from recjax.config.run import RunConfig
 from recjax.data.baselines import references
-from recjax.data.storage.run_snapshot import keep, refuse_other_values
+from recjax.data.storage.run_snapshot import refuse_other_values
 from recjax.errors import ConfigError, TrainingError
 from recjax.parallel import distributed, waiting, watchdog
 from recjax.parallel.mesh import left_aside
@@ -22,7 +22,7 @@ from recjax.serving.labelled_rows import with_rows
 from recjax.settings import assignments
 from recjax.settings.from_python import require_config
 from recjax.tiers.report import in_short
-from recjax.train import evaluation, origins, planned, preflight, products
+from recjax.train import evaluation, planned, preflight
 from recjax.train.agreement import StopRequested
 from recjax.train.build import build_trainer
 from recjax.train.callbacks import Evaluate, SaveCheckpoint
@@ -32,8 +32,8 @@ from recjax.train.metrics import calibration
 from recjax.train.progress import TrainProgress, resume
 from recjax.train.remarks import remarks
 from recjax.train.run.curves import draw_curves
-from recjax.train.run.folder import ReadOnlyRunFolder, RunFolder
-from recjax.train.run.open_run import KEPT, open_run
+from recjax.train.run.folder import DATA_SNAPSHOT, ReadOnlyRunFolder, RunFolder
+from recjax.train.run.open_run import open_run
 from recjax.train.run.summary import figures, summarise
 from recjax.train.run.trackers import require
 from recjax.train.run.writers import MetricsFile, NoMetrics
@@ -71,7 +71,7 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
     with RunFolder(path, config) if main else ReadOnlyRunFolder(path) as folder, asked_to_stop() as stop:
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
             stop.steps = checkpoints.steps
-            used = products.kept(planned.kept(origins.found(config, path, distributed.note), path), path)
+            used = folder.resolve(config, distributed.note)
             trainer = build_trainer(used, splits=("train", "test"))
             preflight.require_alike(trainer, path)
             for remark in remarks(used, trainer):
@@ -81,14 +81,8 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
             host = state.host
             for line in host.tier.rows.about() if host.tier else ():
                 distributed.note(line)
-            folder.claim(
-                distributed.note, trains=not progress.stopped and progress.step < trainer.total_steps, used=used
-            )
-            if main:
-                keep(trainer.source, folder.path / KEPT)
-                if trainer.chosen is not None:
-                    planned.keep(folder.path, used, trainer.chosen, trainer.bound, trainer.mesh)
-                products.keep(folder.path, config, used, trainer.products)
+            trains = not progress.stopped and progress.step < trainer.total_steps
+            folder.record(trainer, distributed.note, trains=trains)
             with _metrics(folder.path, config, progress, undone) if main else NoMetrics() as file:
                 log = StepLog(trainer, file, stop)
                 callbacks = (Evaluate(trainer, log, stop), SaveCheckpoint(trainer, checkpoints, log))
@@ -140,7 +134,7 @@ def _start(trainer: Trainer, checkpoints: Checkpoints, run: Path) -> tuple[Train
     if resumed is None:
         return trainer.init_state(), TrainProgress(), []
     state, progress = resumed
-    refuse_other_values(trainer.source, run / KEPT)
+    refuse_other_values(trainer.source, run / DATA_SNAPSHOT)
     if progress.step > trainer.total_steps:
         raise ConfigError(
             f"{run} has already trained {progress.step} steps, more than the {trainer.total_steps} asked for. Choose "
@@ -199,7 +193,7 @@ def evaluate(
     if rows is not None and tuple(splits) != ("test",):
         raise ConfigError(f"rows of one's own are evaluated alone: leave out split={','.join(splits)}.")
     with contextlib.ExitStack() as stack:
-        source = None if rows is None else stack.enter_context(with_rows(folder / KEPT, rows))
+        source = None if rows is None else stack.enter_context(with_rows(folder / DATA_SNAPSHOT, rows))
         of_run = open_run(
             folder, overrides, splits, step, report=distributed.note, source=source, trust_code=trust_code
         )

@@ -57,8 +57,6 @@ CIRCLES = (
     embedding.pooled.routing embedding.residuals embedding.routing.hierarchical embedding.routing.routed
     embedding.sharding.base embedding.sharding.local
     """,
-    # A trainer asks for a plan, for which trainers are built.
-    "train.compile_only train.first_batch train.step_prediction train.trainer",
 )
 
 Edge = tuple[str, str]

@@ -17,7 +17,6 @@ from recjax.embedding.dynamic.tables import refuse_dynamic
 from recjax.embedding.row_order import RowOrder
 from recjax.errors import ConfigError
 from recjax.interop.state_dicts import Entry, entries, recognise
-from recjax.train import origins
 from recjax.train import state as states
 from recjax.train.build import build_trainer
 from recjax.train.checkpoint.checkpoints import Checkpoints
@@ -55,8 +54,7 @@ def import_weights(file: Path | str, config: RunConfig, out: Path | str) -> dict
     with _open(file) as theirs, RunFolder(run_folder(out), config) as folder:
         if any((folder.path / "checkpoints").glob("[0-9]*")):
             raise ConfigError(f"{folder.path} holds a run that has begun. Import into another --out.")
-        used = origins.found(config, folder.path, log.info)
-        trainer = build_trainer(used)
+        trainer = build_trainer(folder.resolve(config, log.info))
         with _named(file):
             form, prefix = recognise(theirs.files)
             wanted = _entries(form, trainer, [k.removeprefix(prefix) for k in theirs.files])
@@ -64,7 +62,7 @@ def import_weights(file: Path | str, config: RunConfig, out: Path | str) -> dict
         arrays = states.one_version(trainer.export(trainer.init_state()))
         read = _one_at_a_time(file, theirs)
         values = sum(_replace(arrays, entry, file, read, prefix + entry.key) for entry in wanted)
-        folder.claim(log.info, used=used)
+        folder.record(trainer, log.info)
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
             checkpoints.save(0, arrays, describe(trainer, TrainProgress()))
     return {"out": str(out), "format": form, "arrays": len(wanted), "values": values}

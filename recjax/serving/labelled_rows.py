@@ -59,7 +59,7 @@ def with_rows(kept: Path, given: Any) -> Iterator[WithRows]:
       ConfigError: the run was not trained on a table of one's own, or `given` is no table.
       DataError: the rows are at fault, or lack a label: with file, row and column.
     """
-    source = run_snapshot.open_kept(kept)
+    source = run_snapshot.open_snapshot(kept)
     if source is None or "table" not in source.about:
         name = "its data" if source is None else source.name
         raise ConfigError(

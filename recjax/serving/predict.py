@@ -31,7 +31,8 @@ from recjax.data.thread_map import ahead
 from recjax.errors import ConfigError, DataError
 from recjax.serving import outputs, rows, scores
 from recjax.serving.faults import RowFaults
-from recjax.train.run.open_run import KEPT, open_run
+from recjax.train.run.folder import DATA_SNAPSHOT
+from recjax.train.run.open_run import open_run
 from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer
 from recjax.utils import log
@@ -118,7 +119,7 @@ def open_to_predict(
     run: Path, step: int | Literal["newest"] | None, trust_code: bool, overrides: Sequence[str]
 ) -> tuple[Trainer, TrainState, int]:
     """Opens a run, with what it kept of its data; the arguments are those of `predict`."""
-    source = run_snapshot.open_kept(run / KEPT)
+    source = run_snapshot.open_snapshot(run / DATA_SNAPSHOT)
     return open_run(run, overrides, (), step, log.info, source=source, trust_code=trust_code)
 
 

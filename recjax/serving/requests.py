@@ -356,7 +356,7 @@ def columns_of(folder: Path, inputs: Object) -> tuple[Columns, PreparedSource | 
       ConfigError: raw rows of these data cannot be given as objects.
       DataError: what the export holds of its data is damaged.
     """
-    source = run_snapshot.open_kept(folder / "data")
+    source = run_snapshot.open_snapshot(folder / "data")
     if source is None or "encoder" not in source.about:
         return IdColumns(inputs), source
     if source.name == Avazu.kind:

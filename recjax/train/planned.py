@@ -42,12 +42,12 @@ from recjax.planning.question import Answer, Question
 from recjax.planning.resolve import add_hot_rows, resolve, workload
 from recjax.planning.step_sizes import total_ids
 from recjax.planning.tier_choice import choose, room
-from recjax.train import origins
 from recjax.train.dense_sizes import dense_sizes
+from recjax.train.run import sources
 from recjax.train.table_specs import specs
 from recjax.utils.files import write_json, write_whole
 
-CHOICE, MACHINE = "choice.json", "machine.json"  # in a run folder, beside `origins.PLAN`
+CHOICE, MACHINE = "choice.json", "machine.json"  # in a run folder, beside `sources.PLAN`
 # Changes that may make a plan fit: those that change no number, then those that do.
 _SAME_NUMBERS = ("train.dense=sharded", "train.accumulate=2", "train.accumulate=4", "train.accumulate=8")
 _OTHER_NUMBERS = ("embedding.dtype=bfloat16", "embedding.optimizer=sgd", "train.batch_size={half}")
@@ -244,18 +244,18 @@ def _cheapest(config: RunConfig, source: BlockSource, machine: Machine, changes:
     return None
 
 
-def keep(run: Path, config: RunConfig, chosen: Answer, bound: BoundPlan, mesh: Mesh) -> None:
+def record_plan(run: Path, config: RunConfig, chosen: Answer, bound: BoundPlan, mesh: Mesh) -> None:
     """Writes what was chosen into a run folder: the plan with the owners that it has on this mesh.
 
     Raises:
       TrainingError: no permission, no space.
     """
     write_machine(open_machine(config.planner.machine), run / MACHINE)
-    write_whole(run / origins.PLAN, with_owners(chosen.plan, bound).to_json().encode())
+    write_whole(run / sources.PLAN, with_owners(chosen.plan, bound).to_json().encode())
     write_json(run / CHOICE, {"mesh": [mesh.shape[axis] for axis in AXES]} | figures(chosen))
 
 
-def kept(config: RunConfig, run: Path) -> RunConfig:
+def with_recorded_plan(config: RunConfig, run: Path) -> RunConfig:
     """A config with the plan that a run folder has, if it was chosen for this mesh; else with the folder's machine.
 
     Raises:
@@ -272,7 +272,7 @@ def kept(config: RunConfig, run: Path) -> RunConfig:
         raise ConfigError(
             f"{run / CHOICE} is damaged ({error}). Delete it: the run is then planned again, by planner.machine."
         ) from error
-    if mesh == list(config.mesh.shape) and config.mesh.devices and (run / origins.PLAN).is_file():
+    if mesh == list(config.mesh.shape) and config.mesh.devices and (run / sources.PLAN).is_file():
         train = config.train
         if config.planner.buckets and not train.bucket_mib:
             train = dataclasses.replace(train, bucket_mib=bucket)
@@ -283,7 +283,7 @@ def kept(config: RunConfig, run: Path) -> RunConfig:
             tier = dataclasses.replace(tier, device_bytes=cache_bytes)
         hot = dataclasses.replace(config.embedding.hot, rows=0)  # the plan has them
         embedding = dataclasses.replace(config.embedding, hot=hot)
-        return dataclasses.replace(config, plan=str(run / origins.PLAN), train=train, tier=tier, embedding=embedding)
+        return dataclasses.replace(config, plan=str(run / sources.PLAN), train=train, tier=tier, embedding=embedding)
     if (run / MACHINE).is_file():
         planner = dataclasses.replace(config.planner, machine=str(run / MACHINE))
         return dataclasses.replace(config, planner=planner)

@@ -147,25 +147,23 @@ def _differing(there: dict[str, str], here: dict[str, str]) -> str:
     return "; ".join(f"{name}: {there[name]} there, {here[name]} here" for name in here if there[name] != here[name])
 
 
-def keep(run: Path, config: RunConfig, used: RunConfig, products: Products | None) -> None:
+def record_products(run: Path, choice: str, products: Products | None) -> None:
     """Writes what was chosen by a table into a run folder.
 
     Args:
       run: the folder.
-      config: as it was asked for.
-      used: what `kept` made of it.
+      choice: `train.products`; nothing is written unless it is the path of a table.
       products: of the trainer.
 
     Raises:
       TrainingError: no permission, no space.
     """
-    asked = config.train.products
-    if products is not None and is_file(asked) and used.train.products == asked:
-        about = {"format": FORMAT, "version": VERSION, "asked": asked, "machine": product_table.this_machine()}
+    if products is not None and is_file(choice):
+        about = {"format": FORMAT, "version": VERSION, "asked": choice, "machine": product_table.this_machine()}
         write_json(run / FILE, about | _to_json(products))
 
 
-def kept(config: RunConfig, run: Path) -> RunConfig:
+def with_recorded_products(config: RunConfig, run: Path) -> RunConfig:
     """A config with what a begun run has chosen by the same `train.products`, in place of the table's path.
 
     Raises:

@@ -16,7 +16,7 @@ from recjax.data.storage import manifest as manifests
 from recjax.data.storage.blocks import open_prepared, write_prepared
 from recjax.data.storage.manifest import MANIFEST
 from recjax.data.storage.remote import put_folder
-from recjax.data.storage.run_snapshot import keep, open_kept
+from recjax.data.storage.run_snapshot import snapshot_data, open_snapshot
 from recjax.data.storage.uris import escapes, is_remote, place
 from recjax.errors import ConfigError, DataError
 
@@ -55,8 +55,8 @@ def test_a_bucket_holds_the_same_data_as_the_folder(prepared, tmp_path):
     assert_same(prepared, there)
     there.verify()
     assert open_encoder(there.path).schema == prepared.schema
-    keep(there, tmp_path / "kept")
-    assert open_kept(tmp_path / "kept").about == prepared.about
+    snapshot_data(there, tmp_path / "kept")
+    assert open_snapshot(tmp_path / "kept").about == prepared.about
 
 
 def test_only_files_that_are_read_are_copied_and_only_once(prepared, gs, tmp_path):

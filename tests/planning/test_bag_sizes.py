@@ -102,7 +102,7 @@ def test_a_run_stores_the_owners_that_it_has(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(planned, "figures", lambda chosen: {})
     config = presets.load("synthetic", ["planner.machine=h100"])
     chosen, mesh = cast(Any, SimpleNamespace(plan=OWNED)), cast(Any, SimpleNamespace(shape=dict.fromkeys(AXES, 1)))
-    planned.keep(tmp_path, config, chosen, bind(OWNED, TABLES, FEATURES, 2), mesh)
+    planned.record_plan(tmp_path, config, chosen, bind(OWNED, TABLES, FEATURES, 2), mesh)
     stored = Plan.from_json((tmp_path / "plan.json").read_text(), "a run's")
     assert {name: found[0].owners for name, found in stored.tables.items()} == {"a": 0, "b": 1, "c": 1}
 

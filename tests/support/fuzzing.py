@@ -27,7 +27,7 @@ from recjax.data.prepare.encoder import open_encoder
 from recjax.data.prepare.work_folder import WorkFolder
 from recjax.data.storage import manifest
 from recjax.data.storage.blocks import open_prepared
-from recjax.data.storage.run_snapshot import keep, open_kept
+from recjax.data.storage.run_snapshot import snapshot_data, open_snapshot
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan_choice import make_plan
 from recjax.embedding.spec import TableSpec
@@ -37,8 +37,8 @@ from recjax.planning.machine_file import open_machine
 from recjax.serving import rows
 from recjax.serving.faults import RowFaults
 from recjax.sweep.file import read_sweep
-from recjax.train import origins
 from recjax.train.checkpoint import manifest as checkpoints
+from recjax.train.run import sources
 from recjax.train.run.folder import read_config
 from support import damage_at_random as damage
 from support import shop, tables
@@ -180,7 +180,7 @@ def prepare(folder: Path) -> None:
 
 def keep_some(folder: Path) -> None:
     prepare(folder.with_name("whole"))
-    keep(open_prepared(folder.with_name("whole")), folder / "data")
+    snapshot_data(open_prepared(folder.with_name("whole")), folder / "data")
 
 
 def renew_fingerprint(folder: Path, rng: Random) -> None:
@@ -321,7 +321,7 @@ TARGETS: dict[str, Target] = {
         pipes=False,
     ),
     "prepared blocks": Target(good("blocks", prepare), read_blocks, renew_fingerprint),
-    "kept data": Target(good("kept", keep_some), lambda folder: open_kept(folder / "data"), renew_fingerprint),
+    "kept data": Target(good("kept", keep_some), lambda folder: open_snapshot(folder / "data"), renew_fingerprint),
     "work journal": Target(write_journal, lambda folder: WorkFolder(folder)._journal()),
     "checkpoint manifest": Target(seal, verify_checkpoint, reseal),
     "weights, .npz": Target(write_weights, read_weights),
@@ -329,7 +329,7 @@ TARGETS: dict[str, Target] = {
         lambda folder: (folder / "config.json").write_text(settings.to_json(presets.load("movietweetings"))),
         read_config,
     ),
-    "paths.json": Target(texts({"paths.json": '{"data": "/a/data", "p.json": "/a/p.json"}'}), origins.kept),
+    "paths.json": Target(texts({"paths.json": '{"data": "/a/data", "p.json": "/a/p.json"}'}), sources.recorded_sources),
     "overrides": Target(
         texts({"overrides.txt": "train.steps=3\nmodel.top=64-1\nplan=auto\nembedding.tables.user.dim=4\n"}),
         read_overrides,

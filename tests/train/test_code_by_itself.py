@@ -94,9 +94,7 @@ SCRIPT = "from my_models.linear import config; import recjax; recjax.fit(config,
 def test_a_script_that_imports_its_module(here, monkeypatch):
     package(here / "code")
     (here / "script.py").write_text(f"import sys; sys.path.insert(0, 'code'); {SCRIPT}")
-    script = (
-        "import runpy, sys; sys.argv = ['script.py']; runpy.run_path('script.py', run_name='__main__'); sys.exit()"
-    )
+    script = "import runpy, sys; sys.argv = ['script.py']; runpy.run_path('script.py', run_name='__main__'); sys.exit()"
     with start(before=script) as process:
         assert process.communicate() and process.returncode == 0
     on_path = f"import sys; sys.path.insert(0, {str(here / 'code')!r})"

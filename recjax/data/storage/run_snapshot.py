@@ -23,7 +23,7 @@ from recjax.errors import DataError, TrainingError
 from recjax.utils.files import sha256
 
 
-def keep(source: BlockSource, out: Path) -> None:
+def snapshot_data(source: BlockSource, out: Path) -> None:
     """Copies what describes prepared data to the folder `out`; nothing for data that are not on disk.
 
     Args:
@@ -60,8 +60,8 @@ def keep(source: BlockSource, out: Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def open_kept(folder: Path) -> PreparedSource | None:
-    """Opens what `keep` left in a folder, verified, as a source without blocks; None if nothing is there.
+def open_snapshot(folder: Path) -> PreparedSource | None:
+    """Opens what `snapshot_data` left in a folder, verified, as a source without blocks; None if nothing is there.
 
     Raises:
       DataError: it is damaged.
@@ -78,21 +78,21 @@ def open_kept(folder: Path) -> PreparedSource | None:
 
 def _holds(out: Path, source: PreparedSource) -> bool:
     try:
-        kept = open_kept(out)
+        kept = open_snapshot(out)
     except DataError:  # damaged: the same data make it whole again
         return False
     return kept is not None and kept.fingerprint == source.fingerprint and kept.about == source.about
 
 
 def refuse_other_values(source: BlockSource, kept: Path) -> None:
-    """Refuses data whose ids stand for other values than those of the data that `keep` left something of.
+    """Refuses data whose ids stand for other values than those of the data that `snapshot_data` left something of.
 
     Raises:
       DataError: saying what differs.
     """
     try:
-        then = open_kept(kept)
-    except DataError:  # damaged: `keep` replaces it
+        then = open_snapshot(kept)
+    except DataError:  # damaged: `snapshot_data` replaces it
         return
     if then is not None and (what := other_encoding(then, source)):
         place = f" at {source.path}" if isinstance(source, PreparedSource) else ""

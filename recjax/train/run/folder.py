@@ -15,12 +15,15 @@ from recjax import settings
 from recjax.config import trusted_code
 from recjax.config.own_code import placed_source_of, source_of
 from recjax.config.run import FREE_ON_RESUME, RunConfig
+from recjax.data.storage import run_snapshot
 from recjax.embedding.plan import self_contained
 from recjax.embedding.plan_choice import is_file
 from recjax.errors import ConfigError, RecjaxError, TrainingError
 from recjax.settings.values import written
-from recjax.train import code_of_run, origins
-from recjax.train.code_of_run import Kept
+from recjax.train import planned, products
+from recjax.train.run import code_of_run, sources
+from recjax.train.run.code_of_run import CodeCopy
+from recjax.train.trainer import Trainer
 from recjax.utils import strict_json
 from recjax.utils.files import write_json, write_whole
 from recjax.utils.locks import try_lock
@@ -28,6 +31,7 @@ from recjax.utils.text import nearest
 
 _OF_EVERY_RUN = {"data", "model", "embedding", "train"}  # keys of a config.json
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+DATA_SNAPSHOT = "data"  # in a run folder: see recjax.data.storage.run_snapshot
 _UNFINISHED = ".*.unfinished-*"  # see `files.write_whole`
 
 
@@ -37,25 +41,31 @@ class ReadOnlyRunFolder(contextlib.AbstractContextManager["ReadOnlyRunFolder"]):
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def claim(
-        self, report: Callable[[str], None] = print, *, trains: bool = True, used: RunConfig | None = None
-    ) -> None:
+    def resolve(self, config: RunConfig, report: Callable[[str], None]) -> RunConfig:
+        """See `resolve_recorded`."""
+        return resolve_recorded(config, self.path, report)
+
+    def record(self, trainer: Trainer, report: Callable[[str], None], *, trains: bool = True) -> None:
         """Process 0 does that."""
 
     def __exit__(self, *_: object) -> None:
         pass
 
 
-class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
+class RunFolder(ReadOnlyRunFolder):
     """A run folder opened for writing. A context manager: leaving it releases the lock.
 
-    Opening it checks and locks; `claim` then makes it the folder of this run.
+    Opening it checks and locks; `record` then makes it the folder of this run, with all that another process, on
+    another day, needs to go on with the run or to use it.
 
     config.json    the config, lossless; "class" says where its class is defined, if that is not RunConfig itself,
                    and "source" the hash and the names of the files of its code
     source/        a copy of these files
-    paths.json     where the relative paths of the config led; see origins.py
-    plan.json      a copy of the plan file, if the config names one, with the ids of the files that it names
+    paths.json     where the relative paths of the config led; see sources.py
+    plan.json      a copy of the plan file, if the config names one, with the ids of the files that it names; or the
+                   plan that a planner chose, with choice.json and machine.json; see planned.py
+    products.json  who computes the products of dense layers, if a table chose; see products.py
+    data/          what describes prepared data; see run_snapshot.py
     metrics.jsonl  one JSON object a line
     checkpoints/   see checkpoints.py
     summary.json, curves.png   at the end
@@ -69,7 +79,8 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
             (the difference is shown), or is something else altogether.
           TrainingError: no permission, no space, or another process is training there.
         """
-        self.path, self._config = path, config
+        super().__init__(path)
+        self._config = config
         self._unknown_code = False  # whether it holds weights that were trained with nobody knows which code
         if os.path.exists(path) and not path.is_dir():  # Path.exists raises where a name is too long
             raise ConfigError(f"--out {path} is a file. Name a folder, existing or new.")
@@ -147,9 +158,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
     def _has_checkpoints(self) -> bool:
         return any((self.path / "checkpoints").glob("[0-9]*"))
 
-    def claim(
-        self, report: Callable[[str], None] = print, *, trains: bool = True, used: RunConfig | None = None
-    ) -> None:
+    def claim(self, report: Callable[[str], None] = print, *, trains: bool = True) -> None:
         """Writes config.json and a copy of the code, and removes what a killed run left unfinished.
 
         The code then counts as the user's own for whatever names it: see `recjax/config/trusted_code.py`.
@@ -160,7 +169,6 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         Args:
           report: called with what the user should know.
           trains: whether steps are left to train. Else weights of unknown code do not become those of this code.
-          used: the config with the paths that its own led to (see `origins.found`); None: no path is relative.
 
         Raises:
           TrainingError: no permission, no space.
@@ -183,13 +191,48 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
                 f"that you have run {placed[0] / placed[1].root} yourself cannot be noted ({why}): for other processes "
                 f"to use this run, set {trusted_code.VARIABLE}={placed[0]}, or give them --trust-code"
             )
-        used = used or self._config
-        origins.keep(self._config, used, self.path)
-        if is_file(used.plan):
-            write_whole(self.path / origins.PLAN, self_contained(Path(used.plan)))
+
+    def record(self, trainer: Trainer, report: Callable[[str], None], *, trains: bool = True) -> None:
+        """Claims the folder for the run of a trainer, and writes all that `resolve` finds there later.
+
+        Args:
+          trainer: built from what `resolve` made of the config.
+          report: as for `claim`.
+          trains: likewise.
+
+        Raises:
+          DataError: the data are damaged.
+          TrainingError: no permission, no space.
+        """
+        self.claim(report, trains=trains)
+        sources.record_sources(self._config, trainer.config, self.path)
+        if is_file(trainer.config.plan):
+            write_whole(self.path / sources.PLAN, self_contained(Path(trainer.config.plan)))
+        run_snapshot.snapshot_data(trainer.source, self.path / DATA_SNAPSHOT)
+        if trainer.chosen is not None:
+            planned.record_plan(self.path, trainer.config, trainer.chosen, trainer.bound, trainer.mesh)
+        if trainer.config.train.products == self._config.train.products:  # else the folder has it
+            products.record_products(self.path, self._config.train.products, trainer.products)
 
     def __exit__(self, *_: object) -> None:
         self._lock.close()
+
+
+def resolve_recorded(config: RunConfig, run: Path, report: Callable[[str], None], needs_data: bool = True) -> RunConfig:
+    """The config with what a run folder records of it: paths of data and plan, the plan and products that were chosen.
+
+    Args:
+      config: of the run.
+      run: its folder, which need not exist.
+      report: called with what the user should know.
+      needs_data: whether the data are.
+
+    Raises:
+      ConfigError: what the run folder says is damaged.
+      DataError: the data of a run that has trained are not there any more.
+    """
+    resolved = sources.resolve_data_sources(config, run, report, needs_data)
+    return products.with_recorded_products(planned.with_recorded_plan(resolved, run), run)
 
 
 def changes(then: RunConfig, now: RunConfig) -> list[str]:
@@ -261,7 +304,7 @@ def _no_run(path: Path) -> ConfigError:
     return ConfigError(f"{path} is not a run folder: it has no config.json. {remedy}")
 
 
-def _read(path: Path) -> tuple[Kept, str]:
+def _read(path: Path) -> tuple[CodeCopy, str]:
     """Reads what the config.json of a run folder says of code, and its text without that."""
     file = path / "config.json"
     if os.path.exists(file) and not file.is_file():  # a pipe, say, over which it would wait forever
@@ -277,8 +320,8 @@ def _read(path: Path) -> tuple[Kept, str]:
     try:
         plain = strict_json.parse(text)
     except strict_json.JsonError:  # which `from_json` explains
-        return Kept(), text
+        return CodeCopy(), text
     if not isinstance(plain, dict) or "class" not in plain:
-        return Kept(), text
+        return CodeCopy(), text
     kept = code_of_run.take(plain, file)
     return kept, json.dumps(plain)

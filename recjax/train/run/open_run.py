@@ -14,17 +14,16 @@ from recjax.data.source import BlockSource
 from recjax.data.storage.run_snapshot import refuse_other_values
 from recjax.embedding.plan_choice import is_file
 from recjax.errors import ConfigError, TrainingError
-from recjax.train import origins, planned, products
 from recjax.train.build import build_trainer
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.progress import resume
-from recjax.train.run.folder import changes, read_config
+from recjax.train.run import sources
+from recjax.train.run.folder import DATA_SNAPSHOT, changes, read_config, resolve_recorded
 from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer
 from recjax.utils.paths import located
 
 T = TypeVar("T")
-KEPT = "data"  # folder of a run folder: see recjax.data.storage.run_snapshot
 
 
 def open_run(
@@ -62,9 +61,9 @@ def open_run(
             f"{run} was trained with other settings ({'; '.join(changed)}). Leave these out: an evaluation may only "
             f"change {', '.join(FREE_ON_RESUME)}."
         )
-    if is_file(config.plan) and config.plan == trained.plan and (run / origins.PLAN).is_file():
-        config = dataclasses.replace(config, plan=str(run / origins.PLAN))  # its path was another machine's, maybe
-    used = products.kept(planned.kept(origins.found(config, run, report, needs_data=source is None), run), run)
+    if is_file(config.plan) and config.plan == trained.plan and (run / sources.PLAN).is_file():
+        config = dataclasses.replace(config, plan=str(run / sources.PLAN))  # its path was another machine's, maybe
+    used = resolve_recorded(config, run, report, needs_data=source is None)
     trainer = build_trainer(used, source, splits)
     with Checkpoints(run / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
         resumed = use_checkpoint(checkpoints, step, report, functools.partial(resume, trainer))
@@ -72,7 +71,7 @@ def open_run(
         raise ConfigError(f"{run} has no checkpoint yet. Train it first: recjax train PRESET --out {run}")
     state, progress = resumed
     if source is None:
-        refuse_other_values(trainer.source, run / KEPT)
+        refuse_other_values(trainer.source, run / DATA_SNAPSHOT)
     return trainer, state, progress.step
 
 

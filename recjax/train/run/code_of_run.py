@@ -27,7 +27,7 @@ TRUST = "--trust-code (from Python: trust_code=True)"
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class CodeCopy:
     """Entries of a config.json about code.
 
     Attributes:
@@ -58,7 +58,7 @@ def describe(config: RunConfig, *, with_code: bool = True) -> dict[str, Any]:
     return said
 
 
-def take(plain: dict[str, Any], file: Path) -> Kept:
+def take(plain: dict[str, Any], file: Path) -> CodeCopy:
     """Takes out of the content of a config.json what `describe` put there.
 
     Raises:
@@ -66,9 +66,9 @@ def take(plain: dict[str, Any], file: Path) -> Kept:
     """
     where, source = plain.pop("class", None), plain.pop("source", None)
     if where is None:
-        return Kept()
+        return CodeCopy()
     if source is None:
-        return Kept(str(where))
+        return CodeCopy(str(where))
     try:
         hash, files = source["hash"], tuple(source["files"])
         good = isinstance(hash, str) and files and all(map(_stays_inside, files))
@@ -76,7 +76,7 @@ def take(plain: dict[str, Any], file: Path) -> Kept:
         good = False
     if not good:
         raise ConfigError(f"{file}: what it says of `source` was edited or damaged. Restore it from a copy.")
-    return Kept(str(where), hash, files)
+    return CodeCopy(str(where), hash, files)
 
 
 def _stays_inside(name: object) -> bool:
@@ -99,7 +99,7 @@ def write_copy(run: Path, source: Source) -> None:
         write_whole(path, code)
 
 
-def read_copy(run: Path, kept: Kept) -> Source:
+def read_copy(run: Path, kept: CodeCopy) -> Source:
     """The copy of the code in a run folder.
 
     Raises:
@@ -124,14 +124,14 @@ def read_copy(run: Path, kept: Kept) -> Source:
     return source
 
 
-def same(kept: Kept, config: RunConfig) -> bool:
+def same(kept: CodeCopy, config: RunConfig) -> bool:
     """Returns whether a config is known to have the code of a run."""
     source = own_code.source_of(type(config))
     hash = None if source is None else source.hash
     return (kept.where is None) == (type(config) is RunConfig) and kept.hash == hash
 
 
-def refuse_other(run: Path, kept: Kept, config: RunConfig) -> None:
+def refuse_other(run: Path, kept: CodeCopy, config: RunConfig) -> None:
     """Refuses to go on with a run by other code.
 
     Of a run without a hash of its code, and of classes without a text, nothing but the name is known.
@@ -154,7 +154,7 @@ def refuse_other(run: Path, kept: Kept, config: RunConfig) -> None:
         raise ConfigError(other_class)
 
 
-def _told(run: Path, kept: Kept, now: Source) -> str:
+def _told(run: Path, kept: CodeCopy, now: Source) -> str:
     """Names the files that differ."""
     try:
         then = read_copy(run, kept)
@@ -165,7 +165,7 @@ def _told(run: Path, kept: Kept, now: Source) -> str:
     return f"{', '.join(differing)} changed since the run was made"
 
 
-def _shown(run: Path, kept: Kept, now: Source) -> str:
+def _shown(run: Path, kept: CodeCopy, now: Source) -> str:
     """The difference, on lines of its own; nothing without an intact copy."""
     try:
         return "\n" + difference(read_copy(run, kept), now, COPY, "now")
@@ -173,7 +173,7 @@ def _shown(run: Path, kept: Kept, now: Source) -> str:
         return ""
 
 
-def find(run: Path, kept: Kept, *, trust: bool, report: Callable[[str], None]) -> type:
+def find(run: Path, kept: CodeCopy, *, trust: bool, report: Callable[[str], None]) -> type:
     """The class of a run's config: one that is imported already, or by running the code that defines it.
 
     Args:
@@ -228,7 +228,7 @@ class _Untrusted(ConfigError):
         self.remedy = remedy
 
 
-def _require_trusted(module: str, kept: Kept, original: _Original) -> None:
+def _require_trusted(module: str, kept: CodeCopy, original: _Original) -> None:
     """Refuses the original of a run's code unless this user has other reasons than config.json to run it.
 
     Raises:
@@ -247,7 +247,7 @@ def _require_trusted(module: str, kept: Kept, original: _Original) -> None:
         )
 
 
-def _offering(run: Path, kept: Kept, error: ConfigError) -> ConfigError:
+def _offering(run: Path, kept: CodeCopy, error: ConfigError) -> ConfigError:
     """Says what to do when the original cannot be run."""
     paragraph, _, shown = str(error).partition("\n")
     if isinstance(error, _Untrusted):
@@ -269,7 +269,7 @@ def _checked(found: type) -> type:
     return found
 
 
-def _in_main(run: Path, kept: Kept) -> type:
+def _in_main(run: Path, kept: CodeCopy) -> type:
     """A class that a notebook or a script has defined, in that notebook or script."""
     found = vars(sys.modules["__main__"]).get(kept.name)
     if not (isinstance(found, type) and issubclass(found, RunConfig)):
@@ -286,7 +286,7 @@ def _in_main(run: Path, kept: Kept) -> type:
     return found
 
 
-def _original(run: Path, module: str, kept: Kept) -> _Original | type:
+def _original(run: Path, module: str, kept: CodeCopy) -> _Original | type:
     """The code where it was when the run was made; or the class itself, if this process has imported its module.
 
     Raises:

@@ -28,7 +28,9 @@ from recjax.utils.paths import located
 FILE, PLAN = "paths.json", "plan.json"  # in a run folder
 
 
-def found(config: RunConfig, run: Path, report: Callable[[str], None], needs_data: bool = True) -> RunConfig:
+def resolve_data_sources(
+    config: RunConfig, run: Path, report: Callable[[str], None], needs_data: bool = True
+) -> RunConfig:
     """A config with absolute paths of data and plan in place of relative ones.
 
     They are looked for from the working folder, and where they are not there, where they led when the run was trained.
@@ -44,7 +46,7 @@ def found(config: RunConfig, run: Path, report: Callable[[str], None], needs_dat
       DataError: the data of a run that has trained are not there any more.
     """
     if needs_data and (given := _data_path(config)):
-        there = _found("data.path", given, run, report, holds=MANIFEST)
+        there = _resolve_path("data.path", given, run, report, holds=MANIFEST)
         if not os.path.exists(there / MANIFEST) and (run / "config.json").exists():
             kind = None if config.data.kind == "prepared" else config.data.kind
             raise DataError(
@@ -54,18 +56,20 @@ def found(config: RunConfig, run: Path, report: Callable[[str], None], needs_dat
         data: Any = config.data  # not every kind has a path
         config = dataclasses.replace(config, data=dataclasses.replace(data, path=str(there)))
     if needs_data and (files := _raw_files(config)):
-        places = {field: str(_found(f"data.{key_of(field)}", given, run, report)) for field, given in files.items()}
+        places = {
+            field: str(_resolve_path(f"data.{key_of(field)}", given, run, report)) for field, given in files.items()
+        }
         raw: Any = config.data
         config = dataclasses.replace(config, data=dataclasses.replace(raw, **places))
     if is_file(config.plan):
-        there = _found("plan", config.plan, run, report, copy=run / PLAN)
+        there = _resolve_path("plan", config.plan, run, report, copy=run / PLAN)
         if there.exists():  # else the message is of what was given
             config = dataclasses.replace(config, plan=str(there))
     return config
 
 
-def keep(config: RunConfig, used: RunConfig, run: Path) -> None:
-    """Writes down, in the run folder, where the relative paths of `config` led: `used` is what `found` made of it.
+def record_sources(config: RunConfig, used: RunConfig, run: Path) -> None:
+    """Writes into a run folder where the relative paths of `config` led: to those of `used`.
 
     Raises:
       TrainingError: no permission, no space.
@@ -97,7 +101,7 @@ def _relative(given: str) -> bool:
     return not given.startswith(("/", "~"))
 
 
-def _found(
+def _resolve_path(
     key: str, given: str, run: Path, report: Callable[[str], None], holds: str = "", copy: Path | None = None
 ) -> Path:
     """Resolves a path, or a pattern: to a folder that `holds` a file; `copy` is what the run folder has of it."""
@@ -106,7 +110,7 @@ def _found(
         return os.path.exists(path / holds) or not holds and bool(glob.glob(str(path), recursive=True))
 
     here = located(given)
-    if is_there(here) or not _relative(given) or (then := kept(run).get(given)) is None:
+    if is_there(here) or not _relative(given) or (then := recorded_sources(run).get(given)) is None:
         return here
     there = copy or Path(then)
     if not is_there(there):
@@ -115,8 +119,8 @@ def _found(
     return there
 
 
-def kept(run: Path) -> dict[str, str]:
-    """Returns what `keep` wrote down in a run folder; nothing if it did not.
+def recorded_sources(run: Path) -> dict[str, str]:
+    """Returns what `record_sources` wrote down in a run folder; nothing if it did not.
 
     Raises:
       ConfigError: it is damaged.
