@@ -16,7 +16,7 @@ from recjax.data.storage import manifest as manifests
 from recjax.data.storage.blocks import open_prepared, write_prepared
 from recjax.data.storage.manifest import MANIFEST
 from recjax.data.storage.remote import put_folder
-from recjax.data.storage.run_snapshot import snapshot_data, open_snapshot
+from recjax.data.storage.run_snapshot import open_snapshot, snapshot_data
 from recjax.data.storage.uris import escapes, is_remote, place
 from recjax.errors import ConfigError, DataError
 

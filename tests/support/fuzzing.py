@@ -27,7 +27,7 @@ from recjax.data.prepare.encoder import open_encoder
 from recjax.data.prepare.work_folder import WorkFolder
 from recjax.data.storage import manifest
 from recjax.data.storage.blocks import open_prepared
-from recjax.data.storage.run_snapshot import snapshot_data, open_snapshot
+from recjax.data.storage.run_snapshot import open_snapshot, snapshot_data
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan_choice import make_plan
 from recjax.embedding.spec import TableSpec
