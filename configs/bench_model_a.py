@@ -25,7 +25,7 @@ from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
-from recjax.settings.named import Named
+from recjax.settings.values import Named
 
 TABLES = {4: 40, 8: 60, 16: 100, 32: 150, 64: 250, 96: 130, 128: 150, 192: 60, 256: 40, 384: 20}  # D -> tables
 IDS = (1, 1, 5, 10, 15, 20, 30, 38)

@@ -13,9 +13,8 @@ overfits at once there (validation AUC 0.786, then 0.706), which the early stop 
 """
 
 from recjax.config.run import EmbeddingConfig, RunConfig
-from recjax.config.schedule import Polynomial
 from recjax.config.small_data import SmallData
-from recjax.config.train import DenseSgd, TrainConfig
+from recjax.config.train import DenseSgd, Polynomial, TrainConfig
 from recjax.data.datasets.criteo import Criteo1TB
 from recjax.data.prepare.ids import Frequency
 from recjax.embedding.optim import Sgd

@@ -21,9 +21,8 @@ from recjax import settings
 from recjax.cli.parser import make_parser
 from recjax.config import presets
 from recjax.config.run import RunConfig
-from recjax.settings.named import entry_class
 from recjax.settings.tree import annotations_of, classes_of, field_of
-from recjax.settings.values import expected, written
+from recjax.settings.values import entry_class, expected, written
 
 ROOT = Path(__file__).resolve().parent.parent
 LONG = 100  # characters of a setting; one that is longer gives its first values

@@ -21,7 +21,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from recjax.errors import ConfigError
-from recjax.utils.platforms import target_platform
 
 CHOICE = "RECJAX_KERNELS"  # a variant, or "off"
 _off = False
@@ -356,3 +355,14 @@ def _dense_backward(relu: bool, kept: Any, cotangents_BxN: jax.Array) -> tuple[j
 
 
 _dense.defvjp(_dense_forward, _dense_backward)
+
+
+def target_platform() -> str:
+    """Returns "cpu", "gpu" or "tpu": inside `jax.shard_map` the mesh's, elsewhere the default back end's.
+
+    A mesh of CPU devices may stand in a process that also has GPUs, and one of described devices, for which programs
+    are compiled and not run, in a process that has none.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    platform = jax.default_backend() if device is None else device.platform
+    return "gpu" if platform in ("cuda", "rocm") else platform

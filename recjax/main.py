@@ -24,13 +24,12 @@ from recjax.settings.from_python import require_config
 from recjax.tiers.report import in_short
 from recjax.train import evaluation, planned, preflight
 from recjax.train.agreement import StopRequested
-from recjax.train.build import build_trainer
+from recjax.train.build import build_trainer, remarks
 from recjax.train.callbacks import Evaluate, SaveCheckpoint
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.loop import Outcome, fit
 from recjax.train.metrics import calibration
 from recjax.train.progress import TrainProgress, resume
-from recjax.train.remarks import remarks
 from recjax.train.run.curves import draw_curves
 from recjax.train.run.folder import DATA_SNAPSHOT, ReadOnlyRunFolder, RunFolder
 from recjax.train.run.open_run import open_run

@@ -11,8 +11,7 @@ from support.commands import assert_refused, inside
 from support.criteo import random_rows, text
 
 from recjax.config import presets
-from recjax.config.schedule import Constant, Polynomial
-from recjax.config.train import DenseAdagrad, DenseSgd
+from recjax.config.train import Constant, DenseAdagrad, DenseSgd, Polynomial
 from recjax.data.datasets.criteo import Criteo1TB, CriteoKaggle
 from recjax.data.prepare.ids import Frequency
 from recjax.embedding.optim import Adagrad, Sgd

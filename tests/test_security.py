@@ -20,7 +20,7 @@ from recjax.config.run import RunConfig
 from recjax.data.prepare.encoder import open_encoder
 from recjax.data.prepare.vocabulary import Vocabulary
 from recjax.errors import ConfigError, DataError
-from recjax.utils.redact import holds_secret, masked
+from recjax.utils.text import holds_secret, masked
 
 PACKAGE = Path(recjax.__file__).parent
 CODE = {"eval", "exec", "compile", "__import__"}

@@ -19,7 +19,7 @@ from recjax.cli.program_cache import keep_programs
 from recjax.errors import ConfigError, Interrupted, RecjaxError, StoppedError, out_of_memory
 from recjax.parallel import distributed, job, stopping, supervisor, watchdog
 from recjax.parallel.malloc import restart_with_tunables
-from recjax.utils.redact import masked
+from recjax.utils.text import masked
 
 _ASKED = (Interrupted.exit_status, StoppedError.exit_status)
 

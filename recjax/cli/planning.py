@@ -95,7 +95,7 @@ def add(names: Any) -> None:
 def plan(options: argparse.Namespace) -> None:
     """Prints where tables go."""
     from recjax.config import presets
-    from recjax.data.bag_sizes import mean_ids
+    from recjax.data.source import mean_ids
     from recjax.embedding.bind import bind
     from recjax.embedding.plan_choice import is_file
     from recjax.embedding.plan_report import describe_plan, plan_table

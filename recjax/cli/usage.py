@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from recjax.settings.values import either
-from recjax.utils.redact import masked
-from recjax.utils.text import did_you_mean
+from recjax.utils.text import did_you_mean, masked
 
 STATUS = 2  # of bad usage
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from recjax.config.schedule import Constant, Schedule
-from recjax.config.train import DenseAdagrad, DenseOptimizer, TrainConfig
+from recjax.config.train import Constant, DenseAdagrad, DenseOptimizer, Schedule, TrainConfig
 from recjax.embedding.optim import Adagrad, SparseOptimizer
 from recjax.settings.values import check_ranges
 

@@ -29,11 +29,11 @@ from recjax.data.prepare.chunk import Reader
 from recjax.data.source import SPLITS, BlockSource
 from recjax.data.storage.blocks import PreparedSource, open_prepared
 from recjax.data.storage.manifest import MANIFEST
-from recjax.data.storage.uris import is_remote, place
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.errors import ConfigError, DataError
 from recjax.utils import log
+from recjax.utils.paths import is_remote, place
 from recjax.utils.text import did_you_mean
 
 Dataset = (

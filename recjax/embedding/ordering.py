@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from recjax.utils.platforms import target_platform
+from recjax.kernels import target_platform
 
 
 def in_order(keys_M: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from recjax.utils.platforms import target_platform
+from recjax.kernels import target_platform
 
 LEAST_TERMS = 4096  # terms that are worth a turn of the loop
 PIECE = 16  # entries that one thread adds up; twice as many halve the levels, and make sums of short segments longer

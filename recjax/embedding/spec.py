@@ -98,7 +98,7 @@ class FeatureSpec:
       weighted: whether ids carry weights.
       source: the data feature whose ids it looks up; empty means the one of its own name. So one data
         feature may be looked up in several tables.
-      mean_ids: ids of a jagged bag, the mean, if the data say (`recjax.data.bag_sizes`). Costs, thresholds and places
+      mean_ids: ids of a jagged bag, the mean, if the data say (`recjax.data.source`). Costs, thresholds and places
         follow it, no number that a training gives does.
     """
 

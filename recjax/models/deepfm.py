@@ -11,8 +11,7 @@ from flax import nnx
 
 from recjax.errors import ConfigError
 from recjax.models.dense import full_precision
-from recjax.models.initial import normal
-from recjax.models.layers import FirstOrder, FirstOrderConfig, Mlp, embedded, pair_sum, unequal
+from recjax.models.layers import FirstOrder, FirstOrderConfig, Mlp, embedded, normal, pair_sum, unequal
 
 FACTOR_SCALE = 0.1  # standard deviation of the initial factors of dense features, libFM's default
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from recjax import kernels
+from recjax.kernels import target_platform
 from recjax.models.products import BY_KERNELS, BY_XLA, LayerShape, Products, Way, Ways
-from recjax.utils.platforms import target_platform
 
 Precision = jax.lax.Precision
 

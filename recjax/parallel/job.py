@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from recjax.errors import Interrupted, RecjaxError, StoppedError
 from recjax.parallel import distributed, supervisor, watchdog
-from recjax.utils.redact import masked
+from recjax.utils.text import masked
 
 _ALIKE = (0, StoppedError.exit_status, Interrupted.exit_status)  # all processes end with the same of these
 

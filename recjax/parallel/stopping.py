@@ -24,7 +24,7 @@ from typing import Any
 from recjax.errors import Interrupted, RecjaxError, StoppedError
 from recjax.parallel import distributed, watchdog
 from recjax.utils import log
-from recjax.utils.redact import masked
+from recjax.utils.text import masked
 
 _NAMES = {int(signal.SIGINT): "Ctrl-C", int(signal.SIGTERM): "SIGTERM"}
 # Two SIGINT within this time are one: a terminal sends it to all processes of a command, and a parent passes it on.

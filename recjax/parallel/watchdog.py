@@ -28,7 +28,7 @@ from typing import Any
 
 from recjax.errors import RecjaxError, out_of_memory
 from recjax.parallel import distributed
-from recjax.utils.redact import masked
+from recjax.utils.text import masked
 
 LOST = 4  # exit status
 # Phases in which a process works alone, and after how many limits in one of them it counts as stuck. In the others it

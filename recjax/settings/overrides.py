@@ -24,16 +24,17 @@ from fnmatch import translate
 from typing import Any, TypeVar
 
 from recjax.errors import ConfigError
-from recjax.settings.named import entry_class, split_name
 from recjax.settings.tree import Node, annotations_of, build, checked, classes_of, defaults_of, join, take_apart
 from recjax.settings.values import (
     WrongTypeError,
     either,
+    entry_class,
     example,
     expected,
     kind,
     parse,
     same_word,
+    split_name,
     written,
 )
 from recjax.utils import strict_json

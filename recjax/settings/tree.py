@@ -9,9 +9,8 @@ import typing
 from typing import Any
 
 from recjax.errors import ConfigError
-from recjax.settings.named import Named, entry_class
-from recjax.settings.values import WrongTypeError, expected, fit, members
-from recjax.utils.redact import holds_secret, masked
+from recjax.settings.values import Named, WrongTypeError, entry_class, expected, fit, members
+from recjax.utils.text import holds_secret, masked
 
 
 @dataclasses.dataclass

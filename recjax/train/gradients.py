@@ -1,18 +1,23 @@
-"""Gradients over the whole batch: their means, and the one factor that clips them all.
+"""Gradients over the whole batch: their means, the one factor that clips them all, and whether all are finite.
 
 Inside `jax.shard_map` over BATCH_AXES, on one device's block.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from recjax.config.train import TrainConfig
 from recjax.embedding.address import Homes
-from recjax.embedding.residuals import Gradients
+from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.residuals import Gradients, Proposed
 from recjax.embedding.sharded import ShardedEmbeddings
+from recjax.kernels import target_platform
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.train.dense import Dense
 
@@ -96,3 +101,146 @@ def clip_by_global_norm(
 
 def _squares(x: jax.Array) -> jax.Array:
     return jnp.sum(jnp.square(x))
+
+
+Pairs = Sequence[tuple[jax.Array, jax.Array]]
+
+
+def slotted(bound: BoundPlan) -> list[Group]:
+    """The table groups whose optimizer keeps slots, in the order of the step's "bad_slots"."""
+    return [group for group in bound.groups if group.slots()]
+
+
+def bad_in_dense(dense: Dense, grads: Any, before: Any, after: Any) -> dict[str, jax.Array]:
+    """Counts what makes an update of the dense part not finite, over all devices: int32 [] each.
+
+    Args:
+      dense: how the dense part is held.
+      grads: its gradients, as they go to the optimizer.
+      before: the optimizer's state.
+      after: the same as the update would leave it.
+    """
+    leaves = jax.tree.leaves(grads)
+    one = jnp.ones((), leaves[0].dtype if leaves else jnp.float32)
+    with jax.named_scope("finite_check"):
+        counts = dense.total(spoilt(leaves, one, before, after))
+    return {"bad_dense": counts[0], "bad_opt": counts[1]}
+
+
+def bad_in_tables(
+    embeddings: ShardedEmbeddings, gradients: Gradients, scale: jax.Array, proposed: Mapping[str, Proposed]
+) -> dict[str, jax.Array]:
+    """Counts what makes an update of the tables not finite, over all devices: one all-reduce.
+
+    Args:
+      embeddings: the tables.
+      gradients: of their rows.
+      scale: [], what these are multiplied with.
+      proposed: the update, as `ShardedEmbeddings.propose` gave it.
+
+    Returns:
+      "bad_tables" int32 [], gradients; "bad_slots" int32 [groups that have slots], in the order of `slotted`.
+    """
+    names = [group.name for group in slotted(embeddings.bound)]
+    with jax.named_scope("finite_check"):
+        counts = {
+            name: _in_place_among(names, name, spoilt([grads.sums], scale, new.before, new.slots))
+            for (name, grads), new in zip(gradients.items(), proposed.values(), strict=True)
+        }
+        total = embeddings.total(counts, jnp.zeros(1 + len(names), jnp.int32))
+    return {"bad_tables": total[0], "bad_slots": total[1:]}
+
+
+def _in_place_among(names: Sequence[str], name: str, counts: jax.Array) -> jax.Array:
+    """Counts of one group's gradients and slots, the latter in their place among those of `names`: int32 [1 + n]."""
+    gradients, slots = counts
+    return jnp.stack([gradients, *(slots if other == name else slots * 0 for other in names)])
+
+
+def after(count: jax.Array, scale: jax.Array, loss: jax.Array) -> jax.Array:
+    """Returns `scale`, but made after all dense gradients and the loss are summed.
+
+    XLA would combine a later all-reduce with those of the dense part, and let them wait, if it did not depend on them.
+    So it shall: no count is negative, which XLA does not know.
+
+    Args:
+      count: int32 [], of non-finite dense gradients.
+      scale: [], what row gradients are multiplied with.
+      loss: [], the mean over the batch.
+    """
+    return jnp.where(count < 0, loss, scale)
+
+
+def spoilt(grads: Sequence[jax.Array], scale: jax.Array, before: Any, after: Any) -> jax.Array:
+    """Counts of non-finite values in an update: int32 [2].
+
+    Finite gradients may have squares that are not, and sums of squares overflow later still: a slot that is infinite
+    once would keep its weights where they are forever.
+
+    Args:
+      grads: gradients.
+      scale: what they are multiplied with.
+      before: slots, or the state of an optax optimizer; leaves that are no floats do not count.
+      after: the same as the update would leave it.
+
+    Returns:
+      The number of scaled gradients that are not finite, and that of values in `after` that are not and were before.
+      (So a run in whose checkpoint some are already goes on.)
+
+    XLA's code for CPUs writes an integer for each element to memory before it adds them up. A sum of floats it makes in
+    one pass instead, and no sum with a term that is not finite is finite itself. So there elements are counted only if
+    that fails (as it also may where all are finite, if the sum overflows). A gradient that is not finite makes the
+    slots that it enters so too: where there are slots, their sum will do.
+    """
+    pairs = [
+        pair
+        for pair in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+        if jnp.issubdtype(pair[0].dtype, jnp.floating)
+    ]
+
+    def counted(scale: jax.Array, grads: Sequence[jax.Array], pairs: Pairs) -> jax.Array:
+        bad = (jnp.sum(~jnp.isfinite(g * scale), dtype=jnp.int32) for g in grads)
+        gone = (jnp.sum(jnp.isfinite(old) & ~jnp.isfinite(new), dtype=jnp.int32) for old, new in pairs)
+        return jnp.stack([sum(bad, jnp.int32(0)), sum(gone, jnp.int32(0))])
+
+    def none(scale: jax.Array, *arrays: Any) -> jax.Array:  # 0, but differing between devices like the count
+        return counted(scale, *jax.tree.map(lambda x: jnp.atleast_1d(x)[:0], arrays))
+
+    if target_platform() != "cpu":  # there counting is one pass anyway, and a device must not wait for a choice
+        return counted(scale, grads, pairs)
+    sums = [jnp.sum(new) for _, new in pairs] or [jnp.sum(g * scale) for g in grads]
+    return jax.lax.cond(jnp.isfinite(sum(sums, scale * 0)), none, counted, scale, grads, pairs)
+
+
+def explain(config: TrainConfig, bound: BoundPlan, step: int, place: str, result: Mapping[str, Any]) -> str:
+    """Message about a step that was not applied.
+
+    Args:
+      config: of the training.
+      bound: of its tables.
+      step: which, from 1.
+      place: the samples that it covers.
+      result: its metrics, as `make_train_step` gives them.
+    """
+    found = [
+        f"{int(result[key])} of its {what}"
+        for key, what in (("bad_dense", "dense gradients"), ("bad_tables", "table gradients"))
+        if int(result[key])
+    ]
+    if not found and int(result.get("bad_norm", 0)):
+        found.append("the norm of its gradients, whose squares overflow")
+    if not found:  # finite gradients, of which the optimizers make what is not
+        kept = [(int(result["bad_opt"]), config.optimizer.kind, "the dense part")]
+        for group, count in zip(slotted(bound), np.asarray(result["bad_slots"]).tolist(), strict=True):
+            names = group.table_names
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            kept.append((count, group.optimizer.kind, f"the rows of {', '.join(names[:5])}{more}"))
+        found += [f"{count} slots of {kind} for {where}, which would overflow" for count, kind, where in kept if count]
+    if int(result["bad_loss"]):
+        found.insert(0, f"its loss ({float(result['loss'])})")
+    return (
+        f"step {step} is not finite: {' and '.join(found)}. It covers {place}. The step was not applied and no "
+        "checkpoint was written after it, so the run can be resumed. A learning rate that is too high is the usual "
+        "cause: lower train.optimizer.learning_rate or embedding.optimizer.learning_rate and start again in another "
+        "--out."
+    )

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from recjax.parallel.mesh import BATCH_AXES, put, replicated, sharded
 from recjax.train.dense import Dense
-from recjax.train.finite import spoilt
+from recjax.train.gradients import spoilt
 
 
 @jax.tree_util.register_dataclass

@@ -21,8 +21,7 @@ from jax.sharding import Mesh
 
 from recjax import settings
 from recjax.config.run import HotConfig, RunConfig
-from recjax.data.bag_sizes import mean_ids
-from recjax.data.source import BlockSource
+from recjax.data.source import BlockSource, mean_ids
 from recjax.embedding.bind import with_owners
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.plan import Plan

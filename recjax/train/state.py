@@ -15,16 +15,49 @@ from jax.sharding import Mesh, NamedSharding
 from recjax.embedding.address import Homes, Maps
 from recjax.embedding.buffers import GroupSlots, Tables, initialise, place_homes
 from recjax.embedding.collection import export_tables, import_tables, mean_tables
+from recjax.embedding.dynamic.tables import DynamicTables
 from recjax.embedding.layout import BoundPlan
 from recjax.errors import TrainingError
 from recjax.parallel.mesh import put, replicated, whole
+from recjax.tiers.tier import Tier
 from recjax.tiers.written import WRITTEN, whole_tables
 from recjax.train import late as late_sums
 from recjax.train.dense import REPLICATED, Dense
-from recjax.train.host_state import EMPTY, HostState
 from recjax.train.late import Late
 from recjax.train.module import kept_dtype, kept_state, parameters
 from recjax.utils.lazy_arrays import LazyArray, as_lazy
+
+
+@dataclasses.dataclass(frozen=True)
+class HostState:
+    """What of a state the host holds. It changes in place with each step, so it is the part of the newest state alone.
+
+    Attributes:
+      tier: the rows that are not on the devices; None: all are.
+      ids: which keys have which rows; None: no table gives rows to keys.
+    """
+
+    tier: Tier | None = None
+    ids: DynamicTables | None = None
+
+    def clear(self) -> None:
+        """Starts again: rows are at their initial values, and no key has one."""
+        for part in (self.tier, self.ids):
+            if part is not None:
+                part.clear()
+
+    def admit(self, state: Any, admission: Any) -> Any:
+        """Brings rows to the devices, and draws those that were given to keys; `state`, a `TrainState`, is used up."""
+        part = self.tier or self.ids
+        return state if part is None else part.admit(state, admission)
+
+    def close(self) -> None:
+        """Ends the threads of the rows, and gives memory and files back."""
+        if self.tier is not None:
+            self.tier.close()
+
+
+EMPTY = HostState()
 
 
 @dataclasses.dataclass(frozen=True)

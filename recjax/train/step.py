@@ -19,8 +19,14 @@ from recjax.models.in_step import Step
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.train import late as late_sums
 from recjax.train.dense import REPLICATED, Dense
-from recjax.train.finite import after, bad_in_dense, bad_in_tables
-from recjax.train.gradients import clip_by_global_norm, mean_over_batch, sum_over_batch
+from recjax.train.gradients import (
+    after,
+    bad_in_dense,
+    bad_in_tables,
+    clip_by_global_norm,
+    mean_over_batch,
+    sum_over_batch,
+)
 from recjax.train.loss import Forward, forward_backward, gradient_order
 from recjax.train.module import ModuleDef
 from recjax.train.state import TrainState

@@ -16,10 +16,10 @@ from recjax.embedding.dynamic.tables import DynamicTables
 from recjax.errors import DataError, TrainingError
 from recjax.parallel import distributed, waiting, watchdog
 from recjax.parallel.stopping import Stop
-from recjax.train.finite import explain
-from recjax.train.host_state import EMPTY, HostState
+from recjax.train.gradients import explain
 from recjax.train.progress import TrainProgress
 from recjax.train.run.writers import MetricsFile, NoMetrics, Progress
+from recjax.train.state import EMPTY, HostState
 from recjax.train.step import Metrics
 from recjax.train.trainer import Trainer
 

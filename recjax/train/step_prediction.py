@@ -11,8 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from recjax.config.run import HotConfig, RunConfig
-from recjax.data.bag_sizes import mean_ids
-from recjax.data.source import BlockSource
+from recjax.data.source import BlockSource, mean_ids
 from recjax.embedding.plan import Plan
 from recjax.embedding.routing import device
 from recjax.planning.graph import Graph, joined, read_graph

@@ -29,7 +29,7 @@ def specs(
     Args:
       config: of the run.
       schema: of its data.
-      mean_ids: of the bags of jagged features, as `recjax.data.bag_sizes` has them of the data.
+      mean_ids: of the bags of jagged features, as `recjax.data.source` has them of the data.
 
     Raises:
       ConfigError: settings of a table or feature that does not exist, a table that cannot be shared, or a feature that

@@ -44,13 +44,11 @@ from recjax.train import state as states
 from recjax.train.agreement import StopRequested
 from recjax.train.checkpoint.chain import Chain
 from recjax.train.dense import Dense, make_dense
-from recjax.train.host_state import EMPTY, HostState
-from recjax.train.input_streams import InputStreams
-from recjax.train.inputs import InputStream
+from recjax.train.inputs import InputStream, InputStreams
 from recjax.train.module import ModuleDef, asks_for_samples, built
 from recjax.train.products import set_products
 from recjax.train.routers import InFlight
-from recjax.train.state import TrainState
+from recjax.train.state import EMPTY, HostState, TrainState
 from recjax.train.step import Metrics, StepOptions, make_predict, make_train_step
 from recjax.train.step_inputs import StepInputs
 from recjax.train.table_specs import dims, refuse_reduced

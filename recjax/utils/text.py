@@ -1,8 +1,13 @@
-"""Tables as plain text, and phrases of messages."""
+"""Tables as plain text, phrases of messages, and texts without what grants access.
+
+Credentials stay out of configs, run folders and messages. Access to object storage comes from where its own tools keep
+it (application default credentials, ~/.aws, environment variables), never from a path.
+"""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Sequence
 
 
@@ -37,3 +42,20 @@ def did_you_mean(name: str, names: Iterable[str], quoted: bool = False) -> str:
     """Returns " Did you mean WORD?" with the nearest of the names, in quotes if asked; "" where none is near."""
     near = nearest(name, names)
     return "" if near is None else f" Did you mean {repr(near) if quoted else near}?"
+
+
+_USER = re.compile(r"(?<=:/)(/?)[^/\s@'\"]*@")  # a path may have lost a slash
+_QUERY = re.compile(
+    r"([?&;][^=&;#\s'\"]*(?:token|key|secret|password|passwd|pwd|signature|sig|credential|auth)[^=&;#\s'\"]*=)[^&;#\s'\",)]+",
+    re.IGNORECASE,
+)
+
+
+def masked(text: str) -> str:
+    """`text` without what in its URLs grants access: `https://user:secret@host/x?token=abc` has *** for both."""
+    return _QUERY.sub(r"\1***", _USER.sub(r"\1***@", text))
+
+
+def holds_secret(text: str) -> bool:
+    """Returns whether `text` has a URL with user information, or a parameter whose name speaks of a credential."""
+    return "://" in text and masked(text) != text

@@ -28,9 +28,9 @@ from recjax.data.prepare import beam_steps as steps
 from recjax.data.prepare.ids import Frequency
 from recjax.data.storage.blocks import open_prepared
 from recjax.data.storage.manifest import MANIFEST
-from recjax.data.storage.uris import place
 from recjax.data.text.source_files import find_file, read_bytes
 from recjax.errors import DataError
+from recjax.utils.paths import place
 
 HAS_BEAM = importlib.util.find_spec("apache_beam") is not None
 pytestmark = [pytest.mark.filterwarnings("ignore")] if HAS_BEAM else []  # of its older packages

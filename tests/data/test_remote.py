@@ -17,8 +17,8 @@ from recjax.data.storage.blocks import open_prepared, write_prepared
 from recjax.data.storage.manifest import MANIFEST
 from recjax.data.storage.remote import put_folder
 from recjax.data.storage.run_snapshot import open_snapshot, snapshot_data
-from recjax.data.storage.uris import escapes, is_remote, place
 from recjax.errors import ConfigError, DataError
+from recjax.utils.paths import escapes, is_remote, place
 
 pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
@@ -155,7 +155,7 @@ def test_processes_share_a_cache(tmp_path):
     code = f"""
         from support import bucket
         from recjax.data.storage.blocks import open_prepared
-        from recjax.data.storage.uris import place
+        from recjax.utils.paths import place
         from recjax.data.storage.remote import put_folder
         from pathlib import Path
         bucket.install()

@@ -14,7 +14,7 @@ from recjax.embedding import segment_sums
 from recjax.embedding.pooling import sum_bags
 from recjax.embedding.segment_sums import PIECE, sum_sorted
 from recjax.embedding.sharding.local import coalesce
-from recjax.utils.platforms import target_platform
+from recjax.kernels import target_platform
 
 pytestmark = pytest.mark.light_compile
 

@@ -23,7 +23,7 @@ from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.pooling import Sequence
 from recjax.models.layers import Mlp
 from recjax.parallel.mesh import MeshConfig
-from recjax.settings.named import Named
+from recjax.settings.values import Named
 
 ITEM, HISTORY = "sparse_0", "sparse_1"
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax._src import compiler
 
-from recjax.models.initial import normal
+from recjax.models.layers import normal
 
 
 @pytest.mark.parametrize("shape", [(1,), (255,), (257,), (0, 4), (7, 16), (13, 512), (479, 255)])

@@ -13,8 +13,8 @@ import pytest
 from support.commands import inside
 
 from recjax.config import presets
-from recjax.data.bag_sizes import mean_ids
 from recjax.data.batch import Bags, Batch, Feature, Schema
+from recjax.data.source import mean_ids
 from recjax.embedding.bind import bind, with_owners
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.optim import Sgd

@@ -6,9 +6,9 @@ from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan
 from recjax.embedding.segment import Exchange, RowIds, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.planning.kinds import bytes_of, choose_kinds
 from recjax.planning.loads import Workload
 from recjax.planning.profile import FeatureUse, Profile, TableUse
+from recjax.planning.resolve import bytes_of, choose_kinds
 
 SGD = Sgd(0.1)
 

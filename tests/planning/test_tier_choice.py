@@ -23,8 +23,8 @@ from recjax.planning.planner import exact_sizes
 from recjax.planning.question import Answer
 from recjax.tiers.disk_speed import DiskRates
 from recjax.train.build import build_trainer
-from recjax.train.host_state import HostState
 from recjax.train.planned import plan_of, question
+from recjax.train.state import HostState
 from recjax.train.table_specs import specs
 from recjax.train.trainer import Trainer
 from recjax.utils.lazy_arrays import load

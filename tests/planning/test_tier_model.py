@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recjax.data.bag_sizes import mean_ids
+from recjax.data.source import mean_ids
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.optim import Sgd

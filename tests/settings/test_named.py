@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from recjax import settings as cfg
 from recjax.errors import ConfigError
-from recjax.settings.named import Named
+from recjax.settings.values import Named
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,16 +11,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from recjax.config.tier import TierConfig
+from recjax.config.run import TierConfig
 from recjax.config.train import DenseAdagrad
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.optim import Adagrad, Adam, Ftrl, PartialRowWiseAdam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.tiers.stage import homes_by_owner
-from recjax.train.host_state import HostState
 from recjax.train.inputs import InputStream
-from recjax.train.state import TrainState
+from recjax.train.state import HostState, TrainState
 from recjax.train.trainer import Trainer
 from recjax.utils.lazy_arrays import load
 from support.contract import OPTIONS, Net

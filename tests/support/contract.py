@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from recjax.config.schedule import Polynomial
-from recjax.config.train import DenseAdagrad
+from recjax.config.train import DenseAdagrad, Polynomial
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.pooling import Sequence
 from recjax.embedding.spec import FeatureSpec, TableSpec

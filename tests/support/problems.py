@@ -15,8 +15,7 @@ import optax
 from flax import nnx
 from jax.sharding import AxisType, Mesh
 
-from recjax.config.run import EmbeddingConfig, RunConfig
-from recjax.config.tier import TierConfig
+from recjax.config.run import EmbeddingConfig, RunConfig, TierConfig
 from recjax.config.train import DenseSharding, TrainConfig
 from recjax.data.batch import Batch
 from recjax.data.pipeline import batches

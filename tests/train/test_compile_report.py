@@ -21,7 +21,7 @@ from recjax.embedding.traffic import EXCHANGES, sent_bytes
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
 from recjax.planning.compiled_collectives import collectives
-from recjax.settings.named import Named
+from recjax.settings.values import Named
 from recjax.train import compile_report, first_batch
 from recjax.train.build import build_trainer
 from recjax.train.compile_only import abstract_inputs, abstract_state, compile_step

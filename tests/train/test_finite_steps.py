@@ -13,7 +13,7 @@ from support.small_steps import ADAGRAD, built, make, placed_once
 
 from recjax.config.train import DenseAdagrad, TrainConfig
 from recjax.embedding.optim import Adagrad, Adam, Sgd
-from recjax.train.finite import explain
+from recjax.train.gradients import explain
 from recjax.train.state import TrainState
 from recjax.train.step import StepOptions
 from recjax.train.step_inputs import StepInputs

@@ -16,8 +16,7 @@ from recjax.embedding.routing import host
 from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.train.dense import REPLICATED
-from recjax.train.finite import bad_in_dense
-from recjax.train.gradients import clip_by_global_norm
+from recjax.train.gradients import bad_in_dense, clip_by_global_norm
 from recjax.train.loss import Forward, forward_backward
 from recjax.train.module import ModuleDef, parameters
 from recjax.train.step_inputs import StepInputs

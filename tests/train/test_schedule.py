@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from recjax.config.schedule import Constant, Polynomial, StepDecay
+from recjax.config.train import Constant, Polynomial, StepDecay
 from recjax.errors import ConfigError
 
 

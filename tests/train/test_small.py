@@ -7,9 +7,8 @@ from support.commands import inside
 
 from recjax.config import presets
 from recjax.config.run import EmbeddingConfig, RunConfig
-from recjax.config.schedule import Constant, Polynomial
 from recjax.config.small_data import SmallData
-from recjax.config.train import DenseAdagrad, DenseSgd, TrainConfig
+from recjax.config.train import Constant, DenseAdagrad, DenseSgd, Polynomial, TrainConfig
 from recjax.embedding.optim import Adagrad, Adam, Sgd
 from recjax.errors import ConfigError
 from recjax.settings.overrides import from_json, to_json

@@ -18,7 +18,7 @@ from recjax.embedding.plan_choice import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRMConfig
-from recjax.settings.named import Named
+from recjax.settings.values import Named
 from recjax.train.run.folder import changes
 from recjax.train.table_specs import dims, specs
 

@@ -31,7 +31,7 @@ from recjax.errors import ConfigError, DataError, TrainingError
 from recjax.models.dlrm import DLRMConfig
 from recjax.models.mmoe import MMoEConfig
 from recjax.settings import override
-from recjax.settings.named import Named
+from recjax.settings.values import Named
 from recjax.train.metrics.binned import Exact
 from recjax.train.metrics.by_task import ByTask
 from recjax.train.tasks import choice_of, outputs_for, tasks_of

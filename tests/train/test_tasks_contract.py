@@ -18,9 +18,8 @@ import pytest
 from flax import nnx
 from support.problems import Placed, Problem, Result, by_row, compare, run_oracle, run_sharded, trainer_of
 
-from recjax.config.schedule import Polynomial
 from recjax.config.tasks import Focal, Huber, LogLoss, Poisson, Softmax
-from recjax.config.train import DenseAdagrad
+from recjax.config.train import DenseAdagrad, Polynomial
 from recjax.data.batch import Bags, Batch, Label
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.spec import FeatureSpec, TableSpec

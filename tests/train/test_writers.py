@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from recjax.errors import TrainingError
 from recjax.train.run import writers
-from recjax.train.run.notebook_bar import in_notebook
-from recjax.train.run.writers import MetricsFile, Progress, results_table
+from recjax.train.run.writers import MetricsFile, Progress, in_notebook, results_table
 
 
 def read(path):

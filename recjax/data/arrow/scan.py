@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
-from recjax.data.storage.uris import is_remote, place
 from recjax.data.text.source_files import unreadable
 from recjax.errors import ConfigError, DataError
+from recjax.utils.paths import is_remote, place
 from recjax.utils.text import did_you_mean
 
 Form = Literal["parquet", "orc", "csv", "arrow"]

@@ -16,11 +16,11 @@ from recjax.data.datasets.options import cache_key, cached, open_as, prepare_as
 from recjax.data.datasets.ratings import RatingsReader, Scale, read_movies, read_ratings, split_genres
 from recjax.data.storage.blocks import PreparedSource
 from recjax.data.storage.remote import cache_folder
-from recjax.data.storage.uris import place
 from recjax.data.text.fields import Faults
 from recjax.data.text.source_files import find_file
 from recjax.data.text.table import Form
 from recjax.settings.values import check_ranges
+from recjax.utils.paths import place
 
 _VERSION = 3  # raise it when the same files and options start to give other data
 _SHIPPED = Path(__file__).parent.parent / "files" / "movietweetings"

@@ -49,9 +49,9 @@ from recjax.data.storage import builder
 from recjax.data.storage.blocks import PreparedSource, open_prepared, put_in_place, refuse_foreign
 from recjax.data.storage.manifest import MANIFEST, write_manifest
 from recjax.data.storage.remote import put_folder
-from recjax.data.storage.uris import is_remote, place
 from recjax.errors import ConfigError, DataError, RecjaxError
 from recjax.utils.files import checksums
+from recjax.utils.paths import is_remote, place
 
 _BY = "dense.json"  # in the work folder: how dense columns are encoded
 

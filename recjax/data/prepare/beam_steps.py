@@ -40,12 +40,12 @@ from recjax.data.prepare.vocabulary import Vocabulary
 from recjax.data.source import BLOCK_ROWS, SPLITS, between, concatenate
 from recjax.data.storage import builder
 from recjax.data.storage.manifest import BLOCKS_PER_FILE, described_split
-from recjax.data.storage.uris import is_remote, place
 from recjax.data.text.chunks import TextFile
 from recjax.data.text.source_files import sha256
 from recjax.errors import DataError
 from recjax.utils import strict_json
 from recjax.utils.files import replacing
+from recjax.utils.paths import is_remote, place
 
 SHARDS = 16  # of the values of a feature, counted apart
 _COPY_BYTES = 1 << 22

@@ -27,10 +27,10 @@ from recjax.data.prepare.coding import CodedChunk
 from recjax.data.prepare.counting import Run
 from recjax.data.prepare.dense_columns import DenseStats
 from recjax.data.source import SPLITS
-from recjax.data.storage.uris import escapes
 from recjax.errors import DataError
 from recjax.utils import strict_json
 from recjax.utils.locks import locked_folder
+from recjax.utils.paths import escapes
 
 _KEY, _JOURNAL = "key.json", "journal.jsonl"
 

@@ -40,14 +40,13 @@ from recjax.data.storage.manifest import (
     write_manifest,
 )
 from recjax.data.storage.remote import Cached, block_files, into_cache
-from recjax.data.storage.uris import is_remote, place
 from recjax.data.thread_map import ahead
 from recjax.errors import DataError, TrainingError
 from recjax.parallel.malloc import keep_freed_memory
 from recjax.utils import strict_json
 from recjax.utils.files import sha256
 from recjax.utils.locks import locked_folder
-from recjax.utils.paths import located
+from recjax.utils.paths import is_remote, located, place
 
 _AHEAD = 4  # blocks that are checked before they are written
 

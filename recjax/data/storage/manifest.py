@@ -14,9 +14,9 @@ import numpy as np
 
 from recjax.data.batch import ANY_ID, Feature, Label, LabelKind, Schema
 from recjax.data.own import HOW
-from recjax.data.storage.uris import escapes, is_remote, unreachable
 from recjax.errors import DataError
 from recjax.utils import strict_json
+from recjax.utils.paths import escapes, is_remote, unreachable
 
 MANIFEST = "recjax.json"
 BLOCKS = "blocks"  # the folder of the rows, by the name of the builder that writes them

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from recjax.data.storage.manifest import MANIFEST
-from recjax.data.storage.uris import unreachable
 from recjax.errors import DataError, TrainingError
 from recjax.utils.files import replacing
 from recjax.utils.locks import locked
-from recjax.utils.paths import located
+from recjax.utils.paths import located, unreachable
 
 _BLOCK_FILE = ".array_record-"
 _COPY_BYTES = 1 << 22

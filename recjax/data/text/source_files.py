@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from recjax.data.storage.uris import is_remote, place, unreachable
 from recjax.errors import DataError
 from recjax.utils import files
+from recjax.utils.paths import is_remote, place, unreachable
 
 
 def require_source(kind: str, source: str | os.PathLike[str] | None) -> Path:

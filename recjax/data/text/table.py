@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from recjax.data.storage.uris import is_remote
 from recjax.data.text.fields import Encoding, Faults, Rows, open_quote, shown
 from recjax.data.text.source_files import damaged_gzip, read_bytes, unreadable
 from recjax.errors import DataError
+from recjax.utils.paths import is_remote
 
 _PIECE_BYTES = 2**23  # of a file, cut at a time
 _UNIT = "\x1f"  # ASCII "unit separator": stands in for "::", as Arrow knows only delimiters of one character

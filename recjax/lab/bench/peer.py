@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from recjax.config.run import RunConfig
-from recjax.config.schedule import Constant
-from recjax.config.train import DenseAdagrad
+from recjax.config.train import Constant, DenseAdagrad
 from recjax.data.batch import Schema
 from recjax.data.pipeline import batches
 from recjax.embedding.optim import RowWiseAdagrad

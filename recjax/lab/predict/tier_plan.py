@@ -12,8 +12,7 @@ from typing import Any
 
 from recjax.config import presets
 from recjax.config.run import RunConfig
-from recjax.data.bag_sizes import mean_ids
-from recjax.data.source import BlockSource
+from recjax.data.source import BlockSource, mean_ids
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.pooled.layout import sources_of
 from recjax.errors import ConfigError

@@ -17,13 +17,12 @@ from typing import Any
 from recjax.config.run import RunConfig
 from recjax.data.datasets.own_table import Table
 from recjax.data.storage.manifest import MANIFEST, prepare_again
-from recjax.data.storage.uris import is_remote
 from recjax.embedding.plan_choice import is_file
 from recjax.errors import ConfigError, DataError
 from recjax.settings.tree import key_of
 from recjax.utils import strict_json
 from recjax.utils.files import write_json
-from recjax.utils.paths import located
+from recjax.utils.paths import is_remote, located
 
 FILE, PLAN = "paths.json", "plan.json"  # in a run folder
 

@@ -13,7 +13,7 @@ import pytest
 from support.commands import assert_refused, inside
 
 from recjax.config import presets
-from recjax.data.bag_sizes import mean_ids
+from recjax.data.source import mean_ids
 from recjax.errors import ConfigError
 from recjax.lab.predict import tier_plan, tier_report
 from recjax.planning import tier_run

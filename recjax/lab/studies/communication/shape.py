@@ -17,7 +17,7 @@ from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.plan import Plan
 from recjax.embedding.segment import Exchange, Segment
 from recjax.models.dlrm import DLRMConfig
-from recjax.settings.named import Named
+from recjax.settings.values import Named
 from recjax.utils.files import write_whole
 
 PRESET = "bench_model_a"

@@ -14,7 +14,7 @@ import numpy as np
 
 from recjax import settings
 from recjax.config.run import RunConfig
-from recjax.data.bag_sizes import mean_ids
+from recjax.data.source import mean_ids
 from recjax.embedding.plan import Plan
 from recjax.lab.studies.hot_rows.measure import Arm, Contestant, turns
 from recjax.lab.studies.hot_rows.study import Options, about_run

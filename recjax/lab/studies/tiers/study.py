@@ -17,7 +17,7 @@ from typing import Any
 
 from recjax.config import presets
 from recjax.config.run import RunConfig
-from recjax.data.bag_sizes import mean_ids
+from recjax.data.source import mean_ids
 from recjax.lab.predict.nodes import Need, Node, Table, compared
 from recjax.lab.predict.tier_plan import run_of, with_share
 from recjax.lab.studies.finished import Finished
