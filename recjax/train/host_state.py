@@ -11,7 +11,7 @@ from recjax.tiers.tier import Tier
 
 @dataclasses.dataclass(frozen=True)
 class HostState:
-    """What of a state the host holds. It changes in place with each step, so it is the part of the newest state alone.
+    """Parts of a state that the host holds. They change in place with each step: they are of the newest state alone.
 
     Attributes:
       tier: the rows that are not on the devices; None: all are.

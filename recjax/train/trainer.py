@@ -183,7 +183,7 @@ class Trainer(InputStreams):
 
     @property
     def makes_increments(self) -> bool:
-        """Whether checkpoints may be increments: there are rows on the host, all of them in this process."""
+        """True if checkpoints may be increments: there are rows on the host, all of them in this process."""
         return bool(self.bound.cached) and self.config.train.checkpoint_increments > 0 and jax.process_count() == 1
 
     def export(self, state: TrainState) -> dict[str, Any]:
