@@ -314,10 +314,10 @@ class Trainer(InputStreams):
                 prediction = stream.latest.batch, self._logits(state, stream.latest, inputs)
                 watchdog.phase("wait")
                 if before:
-                    yield _rows(*before)
+                    yield _on_host(before)
                 before = prediction
         if before:
-            yield _rows(*before)
+            yield _on_host(before)
         watchdog.phase("report")  # what is made of them is each process's own work
 
     def _logits(self, state: TrainState, batch: InFlight, inputs: StepInputs) -> jax.Array:
@@ -328,7 +328,8 @@ class Trainer(InputStreams):
         return logits
 
 
-def _rows(batch: Batch, logits: jax.Array) -> tuple[Batch, np.ndarray]:
+def _on_host(predicted: tuple[Batch, jax.Array]) -> tuple[Batch, np.ndarray]:
+    batch, logits = predicted
     return batch, own(logits).astype(np.float64)[: batch.size]
 
 
