@@ -223,9 +223,18 @@ def predict(
         if not isinstance(value, (str, Path)) and not (name == "input" and is_table(value)):
             raise ConfigError(f"predict needs the path of a file or folder as {name}, not {short(value)}.")
     changes = texts(*overrides, **settings)
-    how = (changes, split, step, columns, overwrite)
     run = predict.predict if isinstance(input, (str, Path)) else predict.predict_table
-    return run(out, input, scores, *how, trust_code=trust_code)
+    return run(
+        out,
+        input,
+        scores,
+        overrides=changes,
+        split=split,
+        step=step,
+        columns=columns,
+        overwrite=overwrite,
+        trust_code=trust_code,
+    )
 
 
 def export(

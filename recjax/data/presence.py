@@ -152,7 +152,8 @@ class _Counter:
         return len(ids), int((~known_U).sum())
 
     def items(self) -> Items:
-        return Items(self._rows, self._ids, *self._counts_2xU)
+        present_U, found_U = self._counts_2xU
+        return Items(self._rows, self._ids, present_U, found_U)
 
 
 def describe(presence: Presence) -> dict[str, Any]:

@@ -118,10 +118,24 @@ def bind(
         names.add(name)
         sources = _sources(name, bound, features, plan, "rows", devices)
         size = sharding.padded(max(1, int(ends.max())))
-        anywhere = mapped and sharding.addressed
         travel = sharding.spread and devices > 1
-        how = (dedup, exchange, replicas, independent and replicas > 1, anywhere, atomics, ragged)
-        groups.append(Group(name, sharding, size, tuple(bound), sources, *how, row_pieces if travel else 1))
+        groups.append(
+            Group(
+                name,
+                sharding,
+                size,
+                tuple(bound),
+                sources,
+                dedup=dedup,
+                exchange=exchange,
+                replicas=replicas,
+                independent=independent and replicas > 1,
+                mapped=mapped and sharding.addressed,
+                atomics=atomics,
+                ragged=ragged,
+                row_pieces=row_pieces if travel else 1,
+            )
+        )
         streams.append(make_streams(groups[-1], _sources(name, bound, features, plan, "pooled", devices)))
         if size > MAX_ROWS:
             raise ConfigError(

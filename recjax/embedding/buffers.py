@@ -122,11 +122,9 @@ def initialise(
             tables[group.name] = filled(shape, 0, held, sharded(mesh, group.partition_axes))
         else:
             of_values = group.value_group
-            given = [(homes or {})[group.name]] if group.mapped else []
-            draws = put(Draws.of(of_values, seeds), replicated(mesh))
-            how = of_values.partition_axes, group.mapped, CHUNK_FLOATS
-            program = _initial_program(Form.of(of_values, held), mesh, *how)
-            tables[group.name] = program(draws, *given)
+            draws, form = put(Draws.of(of_values, seeds), replicated(mesh)), Form.of(of_values, held)
+            program = _initial_program(form, mesh, of_values.partition_axes, group.mapped, CHUNK_FLOATS)
+            tables[group.name] = program(draws, (homes or {})[group.name]) if group.mapped else program(draws)
         own = group.slot_group
         sharding = sharded(mesh, own.partition_axes)
         slots[group.name] = {

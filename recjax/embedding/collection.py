@@ -153,8 +153,8 @@ def _export(held: list[tuple[Group, BoundSegment, jax.Array, Places]], version: 
         for piece in mine:
             k = version * group.parts + piece.part
             at = Runs(segment.band.runs(piece.start, piece.stop), (piece.first,)[: array.ndim - 1])
-            how = places.get(k), lines_of(group, of_part[k])
-            pieces.append((at, scattered(segment.band, piece, of_part[k], *how)))
+            block = of_part[k]
+            pieces.append((at, scattered(segment.band, piece, block, places.get(k), lines_of(group, block))))
     return Spread(shape, dtype, tuple(pieces))
 
 
@@ -249,12 +249,13 @@ def import_tables(
         places = _places(group, (homes or {}).get(group.name))
         arrays: dict[str, tuple[tuple[int, ...], Any]] = {"rows": ((group.width,), storage_dtype(group, dtype))}
         arrays |= {name: (slot.shape, dtype) for name, slot in group.slots().items()}
-        made = {
-            name: _empty(group, mesh, *of)
-            if group.cached
-            else _import(group.value_group if name == "rows" else group.slot_group, mesh, sources, name, *of, places)
-            for name, of in arrays.items()
-        }
+        made = {}
+        for name, (tail, held) in arrays.items():
+            if group.cached:
+                made[name] = _empty(group, mesh, tail, held)
+            else:
+                own = group.value_group if name == "rows" else group.slot_group
+                made[name] = _import(own, mesh, sources, name, tail, held, places)
         tables[group.name] = made.pop("rows")
         slots[group.name] = made
     return tables, slots

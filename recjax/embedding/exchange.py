@@ -71,8 +71,10 @@ def all_to_all(
     starts_N = jnp.arange(N, dtype=jnp.int32) * C
     own_N = jnp.full_like(starts_N, C) * jax.lax.axis_index(axes).astype(jnp.int32)  # where all others keep this block
     padding_M = jnp.where(jnp.zeros_like(x_M, bool), x_M, jnp.asarray(nothing, x_M.dtype))
-    how = (starts_N, extents.sent_N, own_N, extents.received_N)
-    return jax.lax.ragged_all_to_all(x_M, padding_M, *how, axis_name=axes).reshape(x_NxC.shape)
+    arrived_M = jax.lax.ragged_all_to_all(
+        x_M, padding_M, starts_N, extents.sent_N, own_N, extents.received_N, axis_name=axes
+    )
+    return arrived_M.reshape(x_NxC.shape)
 
 
 def exchange_rows(

@@ -73,9 +73,10 @@ def pool(
         alike[inverse_NxH.shape[1], name in whole].append(name)
     joined = tuple(_join([bags[name] for name in names], by_sample) for (_, by_sample), names in alike.items())
     if at_home is not None:
-        found = tuple(kernels.table_bags(*at_home, rows_UxD, *block) for block in joined)
+        table_RxD, slots_C = at_home
+        found = tuple(kernels.table_bags(table_RxD, slots_C, rows_UxD, inverse, weights) for inverse, weights in joined)
     elif kernels.available(rows_UxD.dtype):
-        found = tuple(kernels.bags(rows_UxD, *block) for block in joined)
+        found = tuple(kernels.bags(rows_UxD, inverse, weights) for inverse, weights in joined)
     else:
         found = sum_bags(rows_UxD, joined, atomics)
     sums: dict[str, jax.Array] = {}
@@ -153,7 +154,7 @@ def sum_bags(rows_UxD: jax.Array, bags: tuple[tuple[Any, Any], ...], atomics: bo
     Returns:
       for each size of a bag the sums, [N, D].
     """
-    return tuple(_sum(rows_UxD, *block) for block in bags)
+    return tuple(_sum(rows_UxD, inverse_NxH, weights_NxH) for inverse_NxH, weights_NxH in bags)
 
 
 def _forward(rows_UxD: jax.Array, bags: Any, atomics: bool) -> Any:

@@ -190,9 +190,10 @@ class ShardedEmbeddings:
         proposed: dict[str, Proposed] = {}
         for group in self.bound.groups:
             name = group.name
-            given = (tables[name], slots[name], gradients[name], context, means.get(name))
             with jax.named_scope(name):
-                proposed[name] = group.sharding.propose(group, *given)
+                proposed[name] = group.sharding.propose(
+                    group, tables[name], slots[name], gradients[name], context, means.get(name)
+                )
         return proposed
 
     def write(
@@ -209,9 +210,10 @@ class ShardedEmbeddings:
         new_slots: GroupSlots = {}
         for group in self.bound.groups:
             name = group.name
-            given = (tables[name], slots[name], gradients[name], context, proposed[name])
             with jax.named_scope(name):
-                new_tables[name], new_slots[name] = group.sharding.write(group, *given, ok)
+                new_tables[name], new_slots[name] = group.sharding.write(
+                    group, tables[name], slots[name], gradients[name], context, proposed[name], ok
+                )
         return new_tables, new_slots
 
 

@@ -234,13 +234,13 @@ def _on_disk(disk: Sequence[str], tables: Sequence[str], features: Sequence[Feat
 def _encoded(shape: tuple[Any, ...], held: Held) -> jax.ShapeDtypeStruct:
     """Content of a table's file: bits of bfloat16 as uint16, for .npy has no bfloat16."""
     V, D = shape
-    kinds = {
-        "float32": ((V, D), np.float32),
-        "bfloat16": ((V, D), np.uint16),
-        "int8": ((V, D + 8), np.uint8),
-        "int4": ((V, -(-D // 2) + 8), np.uint8),
-    }
-    return jax.ShapeDtypeStruct(*kinds[held])
+    columns, dtype = {
+        "float32": (D, np.float32),
+        "bfloat16": (D, np.uint16),
+        "int8": (D + 8, np.uint8),
+        "int4": (-(-D // 2) + 8, np.uint8),
+    }[held]
+    return jax.ShapeDtypeStruct((V, columns), dtype)
 
 
 def _write_rows(file: Path, rows: LazyArray, held: Held, stored: jax.ShapeDtypeStruct) -> None:

@@ -131,7 +131,8 @@ class PooledBags:
         self._sums[key] = sum_D.copy()
         self._left -= self._size(key, sum_D)
         while self._left < 0:
-            self._left += self._size(*self._sums.popitem(last=False))
+            oldest, its_sum_D = self._sums.popitem(last=False)
+            self._left += self._size(oldest, its_sum_D)
 
     def _size(self, key: bytes, sum_D: np.ndarray) -> int:
         return len(key) + sum_D.nbytes + _ENTRY

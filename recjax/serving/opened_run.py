@@ -126,7 +126,16 @@ class OpenedRun:
         run = predict if isinstance(rows, (str, Path)) else predict_table
         with tempfile.TemporaryDirectory(prefix="recjax-") as folder:
             file = Path(folder) / "scores.jsonl"
-            run(self.path, rows, file, overrides, split, self.step, columns, opened=self._model)
+            run(
+                self.path,
+                rows,
+                file,
+                overrides=overrides,
+                split=split,
+                step=self.step,
+                columns=columns,
+                opened=self._model,
+            )
             with file.open(encoding="utf-8") as lines:
                 parsed = [json.loads(line) for line in lines]
         named = {name: [line[name] for line in parsed] for name in parsed[0]}

@@ -109,7 +109,7 @@ class Table:
             own = (rows >= self._ids.first) & (rows < self._ids.first + self._ids.count) & (rows != row)
             best, scores = _best(np.concatenate([best, rows[own]]), np.concatenate([scores, found[own]]), int(k))
         at = best - self._ids.first
-        return [Neighbour(*pair) for pair in zip(ids[at].tolist(), scores.tolist(), strict=True)]
+        return [Neighbour(id, score) for id, score in zip(ids[at].tolist(), scores.tolist(), strict=True)]
 
     def _parts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Every row once: the numbers of some rows, int64 [m], and these rows, float64 [m, D]."""

@@ -123,11 +123,11 @@ def open_to_predict(
     return open_run(run, overrides, (), step, log.info, source=source, trust_code=trust_code)
 
 
-def predict_table(run: Path | str, table: Any, out: Path | str, *how: Any, **more: Any) -> dict[str, Any]:
+def predict_table(run: Path | str, table: Any, out: Path | str, **options: Any) -> dict[str, Any]:
     """`predict` for a table in Python; what it raises calls the table by the name of a file for the time being."""
     with folder_beside(expanded(out)) as folder:
         spool(table, folder / "rows.arrow", "the table")
-        return predict(run, folder / "rows.arrow", out, *how, **more) | {"input": "the table"}
+        return predict(run, folder / "rows.arrow", out, **options) | {"input": "the table"}
 
 
 def _carried(columns: str | Sequence[str]) -> list[str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,20 @@ BATCHES = 2  # under way at most: one's rows are read while the model runs on th
 _GROWTH = 8  # from one size of arrays to the next, up to _FINE: what small ones cost does not depend on their size
 _FINE = 64  # from which on sizes double
 _RATIOS = (4, 16)  # ids of a bag of jagged features, on average and rounded up, that are compiled for at the start
+
+
+class _Shape(NamedTuple):
+    """Sizes that a program is compiled for.
+
+    Attributes:
+      size: candidates.
+      users: those that they are of.
+      ratio: by which arrays for the ids of jagged features are longer than for bags of one.
+    """
+
+    size: int
+    users: int
+    ratio: int
 
 
 class Scorer:
@@ -35,7 +49,7 @@ class Scorer:
         self.sizes = [1]
         while self.sizes[-1] < most:
             self.sizes.append(min(most, self.sizes[-1] * (_GROWTH if self.sizes[-1] < _FINE else 2)))
-        self._shapes: set[tuple[int, ...]] = set()
+        self._shapes: set[_Shape] = set()
 
     @property
     def compiled(self) -> int:
@@ -45,12 +59,12 @@ class Scorer:
     def warm_up(self) -> None:
         """Compiles what requests will ask for most: all sizes, of one user and of several."""
         if not self._model.padded:
-            np.asarray(self._model.run(self._empty(1, 1, 1)))
+            np.asarray(self._model.run(self._empty(_Shape(1, 1, 1))))
             return
         ratios = _RATIOS if self._jagged else (1,)
-        shapes = {(size, users, ratio) for size in self.sizes for users in self._users(size) for ratio in ratios}
+        shapes = {_Shape(size, users, ratio) for size in self.sizes for users in self._users(size) for ratio in ratios}
         for shape in sorted(shapes):
-            np.asarray(self._run(self._empty(*shape), shape))
+            np.asarray(self._run(self._empty(shape), shape))
 
     def __call__(self, requests: Sequence[Scorable]) -> list[np.ndarray]:
         """The logits of each request, float64 [n] (of tasks [n, O]); together they may have `most` candidates."""
@@ -79,8 +93,8 @@ class Scorer:
             of = [np.arange(r.users) if r.users > 1 or r.size == 1 else np.zeros(r.size, np.int64) for r in requests]
             inputs["user"] = np.concatenate([each + start for each, start in zip(of, starts, strict=False)])
             inputs["user"] = inputs["user"].astype(np.int32)
-        shape = (size, padded, self._ratio(inputs, size, padded))
-        under_way = self._run(self._padded(inputs, *shape) if self._model.padded else inputs, shape)
+        shape = _Shape(size, padded, self._ratio(inputs, size, padded))
+        under_way = self._run(self._padded(inputs, shape) if self._model.padded else inputs, shape)
 
         def finish() -> list[np.ndarray]:
             found = np.asarray(under_way)[:total]
@@ -88,7 +102,7 @@ class Scorer:
 
         return finish
 
-    def _run(self, inputs: dict[str, Any], shape: tuple[int, ...]) -> Any:
+    def _run(self, inputs: dict[str, Any], shape: _Shape) -> Any:
         self._shapes.add(shape)
         return self._model.run(inputs)
 
@@ -112,7 +126,8 @@ class Scorer:
                     ratio *= 4
         return ratio
 
-    def _padded(self, inputs: dict[str, Any], size: int, users: int, ratio: int) -> dict[str, Any]:
+    def _padded(self, inputs: dict[str, Any], shape: _Shape) -> dict[str, Any]:
+        size, users, ratio = shape
         made: dict[str, Any] = {"dense": _to(inputs["dense"], size), "ids": {}, "lengths": {}, "weights": {}}
         if self._shared:
             made["user"] = _to(inputs["user"], size)
@@ -123,7 +138,7 @@ class Scorer:
                 made[kind][feature["name"]] = _to(inputs[kind][feature["name"]], length)
         return made
 
-    def _empty(self, size: int, users: int, ratio: int) -> dict[str, Any]:
+    def _empty(self, shape: _Shape) -> dict[str, Any]:
         """Inputs of a shape that have no candidate: row 0 of every table."""
         signature = self._model.signature["inputs"]
         none: dict[str, Any] = {
@@ -137,7 +152,7 @@ class Scorer:
         none["dense"] = np.zeros((0, len(signature["dense"]["columns"])), np.float32)
         if self._shared:
             none["user"] = np.zeros(0, np.int32)
-        return self._padded(none, size, users, ratio)
+        return self._padded(none, shape)
 
 
 def _to(array: np.ndarray, size: int) -> np.ndarray:

@@ -72,9 +72,9 @@ class HostRows:
         self.owners: dict[str, tuple[int, ...]] = {}
         self.given: dict[str, tuple[int, ...]] = {}
         for name, group in self.groups.items():
-            where = mesh, group.partition_axes, group.parts
-            self.owners[name] = parts_here(*where)
-            self.given[name] = tuple(owner for owner, process in enumerate(first_holders(*where)) if process == me)
+            self.owners[name] = parts_here(mesh, group.partition_axes, group.parts)
+            holders = first_holders(mesh, group.partition_axes, group.parts)
+            self.given[name] = tuple(owner for owner, process in enumerate(holders) if process == me)
         self._budget = Budget(dram_bytes or None, "tier.dram_bytes")
         self._disk = folder_of(disk) if disk else None
         self._stores = {

@@ -66,7 +66,7 @@ def _written(
     group: Group, segment: BoundSegment, host: HostRows, homes: _Homes, seed: int, hot: Sequence[Any]
 ) -> dict[str, Any]:
     pieces = [_of_owner(group, segment, host, homes, owner) for owner in host.given[group.name]]
-    pieces += [_of_hot(*one) for one in hot]
+    pieces += [_of_hot(of_table, arrays) for of_table, arrays in hot]
     sizes = [len(piece.keys_K) for piece in pieces]
     ends, K = np.cumsum(sizes).tolist(), sum(sizes)
 
@@ -92,9 +92,9 @@ def _written(
 
         return LazyArray(shape, dtype, read, block_of(shape, dtype))
 
-    of_all = ((K,), np.dtype(np.int64))
+    int64 = np.dtype(np.int64)
     return {
-        POSITIONS: LazyArray(*of_all, positions, block_of(*of_all)),
+        POSITIONS: LazyArray((K,), int64, positions, block_of((K,), int64)),
         TABLE: np.array([segment.spec.rows, seed, NAME_BITS], np.int64),
         INITIAL: np.array(_initial(group, segment), np.float64),
         **{name: array(name, dtype, tail) for name, _, dtype, tail in host.records[group.name].fields},

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,20 @@ from recjax.train.routers import InFlight
 
 _AT_ONCE = 2**26  # bytes of all devices that are gathered at a time
 _STOP, _SAVE = "\0stop", "\0save"  # beside the names of capacities
+
+
+class _Begun(NamedTuple):
+    """A batch whose numbers are on their way to all processes.
+
+    Attributes:
+      batch: of this process.
+      names: of the numbers.
+      largest: of each over all processes, int32.
+    """
+
+    batch: InFlight
+    names: list[str]
+    largest: jax.Array
 
 
 def never() -> int:
@@ -61,19 +75,19 @@ def synchronize_batches(
         return
     largest, count = _largest(mesh), Share.of(mesh).count
 
-    def begin(batch: InFlight) -> tuple[InFlight, list[str], jax.Array]:
+    def begin(batch: InFlight) -> _Begun:
         mine = {**batch.routed.required_capacities, _STOP: int(stop()), _SAVE: int(save())}
         names = sorted(mine)
         row = np.array([mine[name] for name in names], np.int32)
-        return batch, names, largest(put_share(np.tile(row, (count, 1)), mesh))
+        return _Begun(batch, names, largest(put_share(np.tile(row, (count, 1)), mesh)))
 
-    def finish(batch: InFlight, names: list[str], of_all: jax.Array) -> InFlight:
-        required = dict(zip(names, np.asarray(of_all).tolist(), strict=True))
+    def finish(begun: _Begun) -> InFlight:
+        required = dict(zip(begun.names, np.asarray(begun.largest).tolist(), strict=True))
         asked, due = required.pop(_STOP), bool(required.pop(_SAVE))
-        routed = dataclasses.replace(batch.routed, required_capacities=required)
-        return dataclasses.replace(batch, routed=routed, stop=asked, save=due)
+        routed = dataclasses.replace(begun.batch.routed, required_capacities=required)
+        return dataclasses.replace(begun.batch, routed=routed, stop=asked, save=due)
 
-    waiting: tuple[InFlight, list[str], jax.Array] | None = None
+    waiting: _Begun | None = None
     while True:
         watchdog.phase("input" if waiting else "start")  # the first batch may have to be fetched from far away
         read = next(stream, None)
@@ -82,9 +96,9 @@ def synchronize_batches(
             break
         before, waiting = waiting, begin(read)
         if before:
-            yield finish(*before)
+            yield finish(before)
     if waiting:
-        yield finish(*waiting)
+        yield finish(waiting)
 
 
 def gather(mesh: Mesh, array: np.ndarray) -> list[np.ndarray]:

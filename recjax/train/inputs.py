@@ -184,7 +184,7 @@ class InputStreams:
 
     @functools.cached_property
     def gives_rows(self) -> bool:
-        """Whether some tables give rows to keys."""
+        """True if some tables give rows to keys."""
         return bool(dynamic_tables(self.bound))
 
     def require_host(self, host: HostState) -> HostState:

@@ -102,10 +102,17 @@ def fit(
                     break
                 state = hot.after(state, progress.step, stream)
     rate = log.progress.mean_samples_per_s
-    known = None if math.isnan(rate) else rate
-    stopped_by = 0 if progress.stopped else event.stop
-    programs = (log.compilations, log.compile_s, ahead.found, log.compile_ahead_s)
-    return Outcome(state, progress, progress.step - began, *programs, known, stopped_by)
+    return Outcome(
+        state,
+        progress,
+        steps=progress.step - began,
+        compilations=log.compilations,
+        compile_s=log.compile_s,
+        compiled_ahead=ahead.found,
+        compile_ahead_s=log.compile_ahead_s,
+        samples_per_s=None if math.isnan(rate) else rate,
+        stop=0 if progress.stopped else event.stop,
+    )
 
 
 def _event(trainer: Trainer, progress: TrainProgress, due: Due, stream: InputStream | None = None) -> Event:

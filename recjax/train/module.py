@@ -301,7 +301,8 @@ def _explained(cls: type) -> Iterator[None]:
             for frame, line in traceback.walk_tb(error.__traceback__)
             if frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES
         ]
-        place = f"{_place(*lines[-1])}: " if lines else ""
+        file, line = lines[-1] if lines else ("", 0)
+        place = f"{_place(file, line)}: " if lines else ""
         text = " ".join(str(error).split())
         text = text[:_LONGEST] + "..." if len(text) > _LONGEST else text.rstrip(".")
         raise ConfigError(

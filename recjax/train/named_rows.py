@@ -73,9 +73,9 @@ def gather_named(
         before = waiting
         waiting = dataclasses.replace(batch, routed=routed), everywhere(put_share(lists.reshape(count, size), mesh))
         if before:
-            yield _with_all(*before, bound, shares)
+            yield _with_all(before[0], before[1], bound, shares)
     if waiting:
-        yield _with_all(*waiting, bound, shares)
+        yield _with_all(waiting[0], waiting[1], bound, shares)
 
 
 def _joined(bound: BoundPlan, routed: RoutedBatch, decided: int) -> np.ndarray:

@@ -30,7 +30,7 @@ from recjax.utils.lazy_arrays import LazyArray, as_lazy
 
 @dataclasses.dataclass(frozen=True)
 class HostState:
-    """What of a state the host holds. It changes in place with each step, so it is the part of the newest state alone.
+    """Parts of a state that the host holds. They change in place with each step: they are of the newest state alone.
 
     Attributes:
       tier: the rows that are not on the devices; None: all are.
@@ -115,14 +115,17 @@ def create(
     homes = place_homes(bound, mesh, maps)
     tables, slots = initialise(bound, mesh, seed, dtype, homes, apart)
     dense, opt, module = _dense_part(model, tx, dtype)
-    sums: Any = late_sums.hold(*_nothing(dense), mesh) if late else {}
+    sums: Any = {}
+    if late:
+        nothing = _nothing(dense)
+        sums = late_sums.hold(nothing.grads, nothing.weight, mesh)
     return _assemble(0, dense, opt, module, tables, slots, homes, mesh, held, sums)
 
 
-def _nothing(dense: Any) -> tuple[Any, Any]:
+def _nothing(dense: Any) -> Late:
     """Zeros in place of gradients and of the sum of weights."""
     zeros = jax.tree.map(jnp.zeros_like, dense)
-    return zeros, jnp.zeros((), next((x.dtype for x in jax.tree.leaves(dense)), jnp.float32))
+    return Late(zeros, jnp.zeros((), next((x.dtype for x in jax.tree.leaves(dense)), jnp.float32)))
 
 
 def _dense_part(model: nnx.Module, tx: optax.GradientTransformation, dtype: Any) -> tuple[Any, Any, Any]:
@@ -238,7 +241,7 @@ def from_host(
     module = _fill(module, saved.get("module", {}), "the module's")
     sums: Any = {}
     if late:
-        found = _fill(Late(*_nothing(dense)), saved.get("late", {}), "late gradients")
+        found = _fill(_nothing(dense), saved.get("late", {}), "late gradients")
         sums = late_sums.hold(found.grads, found.weight, mesh)
     return _assemble(done, dense, opt, module, tables, slots, homes, mesh, held, sums)
 

@@ -104,10 +104,14 @@ def make_train_step(
         if tasks:
             weights, totals_T = divided_weights(inputs.weights_B.reshape(len(inputs.weights_B), -1))
             inputs = dataclasses.replace(inputs, weights_B=weights)
-        of = (inputs, options.accumulate, state.module, Step(options.seed, state.step))
-        order = gradient_order(forward, dense, state.dense, looked_up, state.tables, *of)
+        parts, number = options.accumulate, Step(options.seed, state.step)
+        order = gradient_order(
+            forward, dense, state.dense, looked_up, state.tables, inputs, parts, state.module, number
+        )
         whole = dense.gather(state.dense, order)
-        loss, own_grads, found_grads, (sums_T, module) = forward_backward(forward, whole, looked_up, state.tables, *of)
+        loss, own_grads, found_grads, (sums_T, module) = forward_backward(
+            forward, whole, looked_up, state.tables, inputs, parts, state.module, number
+        )
 
         kept: Any = {}
         if options.late:
@@ -192,7 +196,18 @@ def state_specs(bound: BoundPlan, dense: Dense = REPLICATED, late: bool = False)
     specs = embeddings.partition_specs()
     homes: Any = {group.name: specs[group.name] for group in bound.groups if group.mapped}
     sums: Any = P(BATCH_AXES) if late else {}
-    return TrainState(P(), P(), *dense.specs(), specs, embeddings.slot_specs(), homes, P(), sums)
+    dense_specs, opt_specs = dense.specs()
+    return TrainState(
+        step=P(),
+        ok=P(),
+        dense=dense_specs,
+        opt=opt_specs,
+        tables=specs,
+        slots=embeddings.slot_specs(),
+        homes=homes,
+        module=P(),
+        late=sums,
+    )
 
 
 def _dense_update(tx: optax.GradientTransformation, state: TrainState, grads: Any, rate: jax.Array) -> tuple[Any, Any]:

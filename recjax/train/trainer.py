@@ -179,7 +179,7 @@ class Trainer(InputStreams):
 
     @property
     def makes_increments(self) -> bool:
-        """Whether checkpoints may be increments: there are rows on the host, all of them in this process."""
+        """True if checkpoints may be increments: there are rows on the host, all of them in this process."""
         return bool(self.bound.cached) and self.config.train.checkpoint_increments > 0 and jax.process_count() == 1
 
     def export(self, state: TrainState) -> dict[str, Any]:
@@ -310,10 +310,10 @@ class Trainer(InputStreams):
                 prediction = stream.latest.batch, self._logits(state, stream.latest, inputs)
                 watchdog.phase("wait")
                 if before:
-                    yield _rows(*before)
+                    yield _on_host(before)
                 before = prediction
         if before:
-            yield _rows(*before)
+            yield _on_host(before)
         watchdog.phase("report")  # what is made of them is each process's own work
 
     def _logits(self, state: TrainState, batch: InFlight, inputs: StepInputs) -> jax.Array:
@@ -324,7 +324,8 @@ class Trainer(InputStreams):
         return logits
 
 
-def _rows(batch: Batch, logits: jax.Array) -> tuple[Batch, np.ndarray]:
+def _on_host(predicted: tuple[Batch, jax.Array]) -> tuple[Batch, np.ndarray]:
+    batch, logits = predicted
     return batch, own(logits).astype(np.float64)[: batch.size]
 
 

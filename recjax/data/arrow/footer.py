@@ -29,7 +29,7 @@ def profiles(files: Sequence[TableFile], asked: Mapping[str, Asked]) -> dict[str
     for name, each in asked.items():
         if each.role not in ("dense", "id") or each.buckets:
             continue
-        parts = [_of_file(*footer, name, each.role) for footer in footers]
+        parts = [_of_file(metadata, schema, name, each.role) for metadata, schema in footers]
         known = [part for part in parts if part is not None]
         if len(known) == len(parts) and len({kind for kind, _ in known}) == 1:
             rows = sum(metadata.num_rows for metadata, _ in footers)

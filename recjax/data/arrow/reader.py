@@ -112,9 +112,10 @@ class TableReader:
         numbered = enumerate(pieces.regular(self._pieces(needed), _CHUNK_ROWS))
         rest = ((held, number * _CHUNK_ROWS) for number, held in numbered if number >= start)
         with ThreadPoolExecutor(_THREADS) as pool:
-            yield from ahead(pool, _THREADS, lambda each: self._chunk(*each), rest)
+            yield from ahead(pool, _THREADS, self._chunk, rest)
 
-    def _chunk(self, held: Sequence[Piece], row: int) -> Chunk:
+    def _chunk(self, numbered: tuple[Sequence[Piece], int]) -> Chunk:
+        held, row = numbered
         arrays, count = pieces.joined(held), sum(piece.rows for piece in held)
         found = chunk_columns.raw_columns(arrays, self.specs, count)
         faults, weights = found.faults, found.weights

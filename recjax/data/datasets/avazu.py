@@ -88,13 +88,12 @@ class AvazuReader(RawFiles):
           DataError: the file cannot be read, or has too few days.
         """
         self._raw, self._skip = (file,), config.on_error == "skip"
-        days = config.validation_days, config.test_days
-        self.splits = day_split.in_words(*days)
+        self.splits = day_split.in_words(config.validation_days, config.test_days)
         found, self._rows_in_all = set(), 0
         for rows in self._rows(Faults(self._skip), ("hour",)):
             found |= set(_day_and_hour(rows)[0][rows.ok].tolist())
             self._rows_in_all += len(rows)
-        self._day_splits = day_split.choose(found, *days, file)
+        self._day_splits = day_split.choose(found, config.validation_days, config.test_days, file)
 
     def chunks(self, start: int) -> Iterator[Chunk]:
         """Chunk number `start` and all later ones."""

@@ -132,9 +132,9 @@ def read_ratings(
         pieces.append([column[rows.ok] for column in (user, movie, rating, time)])
     if not any(len(piece[0]) for piece in pieces):
         raise DataError(f"{file} holds no rating. Download or copy it again.")
-    columns = [np.concatenate(column) for column in zip(*pieces, strict=True)]
-    order = np.argsort(columns[3], kind="stable")
-    return Ratings(*(column[order] for column in columns))
+    users_n, movies_n, ratings_n, times_n = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    order = np.argsort(times_n, kind="stable")
+    return Ratings(users=users_n[order], movies=movies_n[order], ratings=ratings_n[order], times=times_n[order])
 
 
 def read_movies(file: Path, form: Form, genres_of: Callable[[Rows], list[list[bytes]]], faults: Faults) -> Movies:
@@ -239,7 +239,8 @@ class RatingsReader(HeldRows):
         if self._users is not None:
             columns |= self._users.of(users)
         if self._tags is not None:
-            columns["tags"] = _tags_before(*self._tags, ratings.movies[part], times)
+            tags, most = self._tags
+            columns["tags"] = _tags_before(tags, most, ratings.movies[part], times)
         rows = np.arange(part.start, part.stop)
         return Chunk(
             labels=self._labels[part],

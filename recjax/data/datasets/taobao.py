@@ -105,8 +105,7 @@ class TaobaoReader(RawFiles):
         names = ("raw_sample.csv", "ad_feature.csv", "user_profile.csv")
         self._raw = tuple(find_file(source, name) for name in names)
         self._skip = config.on_error == "skip"
-        days = config.validation_days, config.test_days
-        self.splits = day_split.in_words(*days)
+        self.splits = day_split.in_words(config.validation_days, config.test_days)
         faults = Faults(self._skip)
         self._ads = read_keyed(self._raw[1], _form("adgroup_id", *_AD, "price"), "adgroup_id", _ad, faults)
         self._users = read_keyed(self._raw[2], _form("userid", *_PROFILE), "userid", _profile, faults)
@@ -115,7 +114,7 @@ class TaobaoReader(RawFiles):
         for rows in self._rows(faults, ("time_stamp",)):
             found |= set((_local_time(rows)[rows.ok] // 86400).tolist())
             self._rows_in_all += len(rows)
-        self._day_splits = day_split.choose(found, *days, self._raw[0])
+        self._day_splits = day_split.choose(found, config.validation_days, config.test_days, self._raw[0])
 
     def chunks(self, start: int) -> Iterator[Chunk]:
         """Chunk number `start` and all later ones."""

@@ -270,8 +270,10 @@ def _vocabulary(work: WorkFolder, index: int, ids: Frequency, feature: RawFeatur
     """The vocabulary of `feature`, number `index`, from the counts of all parts; `folder` is for temporary files."""
     counter = Counter(folder)
     for part in work.parts:
-        counter.add(*counted(work.train_counts(part, index), ids))
-    return Vocabulary.counted(*counter.total(least_count(ids, feature)), 1, first_row(feature))
+        values, counts = counted(work.train_counts(part, index), ids)
+        counter.add(values, counts)
+    values, counts = counter.total(least_count(ids, feature))
+    return Vocabulary.counted(values, counts, 1, first_row(feature))
 
 
 def counted(run: Run, ids: Frequency) -> Run:

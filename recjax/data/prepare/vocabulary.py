@@ -52,7 +52,8 @@ class Vocabulary:
     @classmethod
     def of(cls, seen: np.ndarray, min_count: int = 1) -> Self:
         """Counts `seen`, integers or text [n], one entry for each occurrence."""
-        return cls.counted(*np.unique(seen, return_counts=True), min_count)
+        values, counts = np.unique(seen, return_counts=True)
+        return cls.counted(values, counts, min_count)
 
     @property
     def rows(self) -> int:

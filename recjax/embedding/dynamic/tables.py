@@ -207,11 +207,12 @@ def make_reset(bound: BoundPlan, mesh: Mesh, table: str, seed: int, dtype: Any) 
             for (group, segment), (home_2xC, slot_2xC) in zip(parts, homes, strict=True):
                 values = nearest(values_CxD, storage_dtype(group, dtype))
                 tables[group.name] = put_rows(group, segment, tables[group.name], values, home_2xC)
-                own, initial = _slots_of(group, segment), group.slots()
+                own, own_segment = _slots_of(group, segment)
+                initial = group.slots()
                 for name, block in slots[group.name].items():
                     shape = (len(values), spec.dim)[: block.ndim]
                     new = jnp.full(shape, initial[name].initial, block.dtype)
-                    slots[group.name][name] = put_rows(*own, block, new, slot_2xC)
+                    slots[group.name][name] = put_rows(own, own_segment, block, new, slot_2xC)
         return tables, slots
 
     embeddings: Any = ShardedEmbeddings(bound)

@@ -66,7 +66,7 @@ class ColumnSharding(Sharding):
 
     def send_gradients(self, group: Group, residuals: FetchResiduals, grads_UxD: jax.Array) -> SparseGradient:
         """Like `Sharding.send_gradients`: each device gets its columns' gradients."""
-        slots, inside_ExC = residuals[:2]
+        slots, inside_ExC = residuals.slots_NxC, residuals.inside_ExC
         with jax.named_scope("grad_exchange"):
             parts = _split_columns(group, grads_UxD)
             if inside_ExC is not None:

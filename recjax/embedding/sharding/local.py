@@ -50,7 +50,7 @@ def asked_rows(routing: GroupRouting, two_step: bool) -> tuple[jax.Array, jax.Ar
 
 def summed_over_devices(group: Group, residuals: FetchResiduals, arrived: jax.Array) -> SparseGradient:
     """The gradient of this device's rows, from what the devices of a replica group sent for each slot asked for."""
-    slots, _, summed, further = residuals[:4]
+    slots, summed, further = residuals.slots_NxC, residuals.summed, residuals.further
     with jax.named_scope("sparse_update"):
         # Without dedup a list may hold a slot twice; the slots of a mapped group may come in any order, unless it is a
         # cache.
@@ -60,16 +60,18 @@ def summed_over_devices(group: Group, residuals: FetchResiduals, arrived: jax.Ar
         if further is not None:
             slots_M, arrived = jnp.concatenate([slots_M, further.touched]), jnp.concatenate([arrived, further.sums])
             lists, summed = lists + 1, summed + len(further.touched)
-        touched, sums = coalesce(slots_M, arrived, group.rows, lists, group.atomics)
+        gradient = coalesce(slots_M, arrived, group.rows, lists, group.atomics)
     if not group.synchronous:
-        return SparseGradient(touched, sums)
+        return gradient
+    touched, sums = gradient
     with jax.named_scope("replica_exchange"):  # all that is in use stands before `summed`
         touched = jax.lax.all_gather(touched[:summed], ACROSS_GROUPS, to="invarying")
         sums = gather_rows(sums[:summed], group.exchange.backward, ACROSS_GROUPS)
     with jax.named_scope("sparse_update"):
         touched = jnp.minimum(touched, group.rows)
-        given = touched.reshape(-1), sums.reshape(-1, group.width)
-        return SparseGradient(*coalesce(*given, group.rows, len(touched), group.atomics))
+        return coalesce(
+            touched.reshape(-1), sums.reshape(-1, group.width), group.rows, lists=len(touched), atomics=group.atomics
+        )
 
 
 def write_all(
@@ -95,9 +97,7 @@ def in_place(group: Group, table_RxW: jax.Array) -> bool:
     return group.lines is None and table_RxW.dtype == jnp.float32 and kernels.available(jnp.float32)
 
 
-def coalesce(
-    slots_M: jax.Array, grads_MxD: jax.Array, rows: int, lists: int, atomics: bool = False
-) -> tuple[jax.Array, jax.Array]:
+def coalesce(slots_M: jax.Array, grads_MxD: jax.Array, rows: int, lists: int, atomics: bool = False) -> SparseGradient:
     """Sums the gradients of equal slots.
 
     Sorting first keeps the order of the additions fixed, so that repeated runs agree to the bit, and
@@ -124,17 +124,18 @@ def coalesce(
         )
     unused_M = rows + jnp.arange(M, dtype=jnp.int32)
     if lists == 1:
-        return jnp.where(slots_M < rows, slots_M, unused_M), grads_MxD
+        return SparseGradient(jnp.where(slots_M < rows, slots_M, unused_M), grads_MxD)
     sorted_M, order_M = in_order(slots_M)
     starts_M = jnp.concatenate([jnp.ones(1, bool), sorted_M[1:] != sorted_M[:-1]])
     segment_M = jnp.cumsum(starts_M, dtype=jnp.int32) - 1
     unique_M = unused_M.at[segment_M].set(sorted_M, indices_are_sorted=True)
     if not by_segments(atomics):
-        return unique_M, jax.ops.segment_sum(grads_MxD[order_M], segment_M, M, indices_are_sorted=True)
+        sums_MxD = jax.ops.segment_sum(grads_MxD[order_M], segment_M, M, indices_are_sorted=True)
+        return SparseGradient(unique_M, sums_MxD)
 
     def take(at_PxK: jax.Array) -> jax.Array:
         entry_PxK = order_M.at[at_PxK].get(mode="fill", fill_value=M)
         return grads_MxD.at[entry_PxK].get(mode="fill", fill_value=0)
 
     # A slot is in each list once; of the entries that hold nothing there may be more, whose sum nobody reads.
-    return unique_M, sum_sorted(segment_M, M, take, most=lists)
+    return SparseGradient(unique_M, sum_sorted(segment_M, M, take, most=lists))

@@ -57,8 +57,8 @@ class RowSharding(Sharding):
             extents = extents_of(asked_OxC, group.rows, self.axes) if group.ragged else None
             asked_OxC = all_to_all(asked_OxC, self.axes, extents, group.rows)
         gather = functools.partial(gather_local, group, table_RxW, mean=mean)
-        way = (group.exchange.forward, self.axes, extents and extents.back, group.row_pieces)
-        rows = fetch_rows(asked_OxC, gather, *way)
+        back = extents and extents.back
+        rows = fetch_rows(asked_OxC, gather, group.exchange.forward, self.axes, back, group.row_pieces)
         if inside_ExC is not None:
             with jax.named_scope("row_exchange"):
                 rows = self.from_relays(group, rows, inside_ExC, group.row_pieces)
@@ -66,7 +66,7 @@ class RowSharding(Sharding):
 
     def send_gradients(self, group: Group, residuals: FetchResiduals, grads_UxD: jax.Array) -> SparseGradient:
         """Like `Sharding.send_gradients`: gradients go the way that the rows came."""
-        slots, inside_ExC = residuals[:2]
+        slots, inside_ExC = residuals.slots_NxC, residuals.inside_ExC
         with jax.named_scope("grad_exchange"):
             parts = grads_UxD.reshape(group.num_row_lists, -1, group.dim)
             if inside_ExC is not None:
@@ -118,7 +118,8 @@ class RowSharding(Sharding):
             table_RxW, sums_R = kernels.update_rowwise_adagrad(
                 table_RxW,
                 slots_R["sum_of_squares"],
-                *gradient,
+                gradient.touched,
+                gradient.sums,
                 (self.scale(group, context), context.rate * rule.learning_rate, ok),
                 eps=rule.eps,
                 l2=rule.l2,

@@ -133,9 +133,11 @@ class Http:
         """Posts a request, reads the answer to its end, and gives its status."""
         while self._free:  # the server may have closed one that nobody used
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                return await self._exchange(*self._free.pop(), body, path)
+                reader, writer = self._free.pop()
+                return await self._exchange(reader, writer, body, path)
         host, _, port = self._address.rpartition(":")
-        return await self._exchange(*await asyncio.open_connection(host, int(port)), body, path)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        return await self._exchange(reader, writer, body, path)
 
     async def _exchange(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes, path: str

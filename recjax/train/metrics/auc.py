@@ -32,7 +32,8 @@ def auc(labels_n: ArrayLike, scores_n: ArrayLike, weights_n: ArrayLike | None = 
       TrainingError: a score is not finite, or the shapes differ.
       DataError: a label other than 0 and 1, or a negative or non-finite weight.
     """
-    return baselines.auc(*checked_samples(labels_n, scores_n, weights_n))
+    labels, scores, weights = checked_samples(labels_n, scores_n, weights_n)
+    return baselines.auc(labels, scores, weights)
 
 
 def group_aucs(

@@ -96,7 +96,8 @@ class Exact:
 
     def result(self) -> dict[str, float]:
         """See `metrics.evaluate`."""
-        return measures.evaluate(*self._all())
+        labels, logits, weights = self._all()
+        return measures.evaluate(labels, logits, weights)
 
     def positives(self) -> float:
         """Share of the weight that is of positive samples; nan without samples."""
@@ -106,8 +107,8 @@ class Exact:
     def histogram(self) -> Histogram:
         """Histogram of all samples."""
         histogram = Histogram()
-        for part in self._parts:
-            histogram.add(*part)
+        for labels, logits, weights in self._parts:
+            histogram.add(labels, logits, weights)
         return histogram
 
     def _all(self) -> tuple[_Floats, _Floats, _Floats]:

@@ -32,13 +32,13 @@ def evaluate(labels_n: ArrayLike, logits_n: ArrayLike, weights_n: ArrayLike | No
     Raises:
       TrainingError, DataError: as for `auc`.
     """
-    checked = checked_samples(labels_n, logits_n, weights_n)
+    labels, logits, weights = checked_samples(labels_n, logits_n, weights_n)
     return {
-        "auc": baselines.auc(*checked),
-        "logloss": _log_loss(*checked),
-        "ne": _normalized_entropy(*checked),
-        "calibration": _calibration(*checked),
-        "samples": len(checked[0]),
+        "auc": baselines.auc(labels, logits, weights),
+        "logloss": _log_loss(labels, logits, weights),
+        "ne": _normalized_entropy(labels, logits, weights),
+        "calibration": _calibration(labels, logits, weights),
+        "samples": len(labels),
     }
 
 

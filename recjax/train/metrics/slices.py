@@ -200,8 +200,9 @@ class Groups:
             part.seek(0)
             records = np.frombuffer(part.read(), _RECORD)
             part.close()
-            columns = (records[name] for name in ("label", "logit", "group", "weight"))
-            groups, aucs, weights = auc.group_aucs(*columns)
+            groups, aucs, weights = auc.group_aucs(
+                records["label"], records["logit"], records["group"], records["weight"]
+            )
             total += float(np.sum(weights))
             known = ~np.isin(groups, self._shared)
             shared += float(np.sum(weights[~known]))
