@@ -13,8 +13,8 @@ Plan file:
                        {"rows": "rest", "columns": [32, 64], "placement": "row_wise", "owners": [1, 2]}]}}
 
 Keys but "placement" may be left out. An exchange may also be one precision, for both directions. Ids may stand in a
-file, whose path is relative to the plan file's: {"ids": "hot.txt", "sha256": "..."}. Where the kind is "pooled",
-"rows_of": ["FEATURE", ...] names features of the table whose rows travel all the same.
+file of the plan file's folder or below, by its path from there: {"ids": "hot.txt", "sha256": "..."}. Where the kind is
+"pooled", "rows_of": ["FEATURE", ...] names features of the table whose rows travel all the same.
 """
 
 from __future__ import annotations
@@ -255,10 +255,12 @@ def _rows(value: Any, place: str, folder: Path) -> Any:
                 f'{_short(value["sha256"])}. Restore the file, or leave "sha256" out to take it as it is.'
             )
     if wrong := [id for id in ids if not _is_number(id)]:
-        raise ConfigError(f"{place}: {_short(wrong[0])} in a set of rows is no id, which is an integer, 0 or more.")
+        which = f"a number in {file}" if file else f"{_short(wrong[0])} in a set of rows"
+        raise ConfigError(f"{place}: {which} is no id, which is an integer, 0 or more.")
     ordered = sorted(ids)
     if twice := [a for a, b in zip(ordered, ordered[1:], strict=False) if a == b]:
-        raise ConfigError(f"{place}: a set of rows names id {twice[0]} twice. Leave one of them out.")
+        which = f"{file} names an id" if file else f"a set of rows names id {twice[0]}"
+        raise ConfigError(f"{place}: {which} twice. Leave one of them out.")
     return RowIds(tuple(ordered), file, sha256)
 
 
