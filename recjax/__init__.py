@@ -154,8 +154,8 @@ def evaluate(
         Python as `prepare` takes it, or the path of Parquet, ORC, CSV or Arrow. None: the run's own data.
       split: "train", "validation" or "test", or several of them; not with `input`.
       step: a step that has a checkpoint, or "newest"; None takes the one that validation chose, or else the newest.
-      trust_code: where the file of a model of one's own is gone or has changed, run the copy in the run folder. Do so
-        only for a folder whose maker you trust.
+      trust_code: where the file of a model of one's own is gone, has changed, or is not known as yours, run the copy
+        in the run folder. Do so only for a folder whose maker you trust.
       **details: fields of `recjax.train.evaluation.Details`, for example by="genres" (or several), group="user"; other
         keywords are overrides.
 

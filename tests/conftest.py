@@ -51,9 +51,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 hypothesis.settings.register_profile("recjax", deadline=None)
 hypothesis.settings.load_profile("recjax")
 
-# Prepared data of the tests neither use nor fill the user's cache.
+# Prepared data of the tests neither use nor fill the user's cache, and code that they run is not taken for the user's.
 _CACHE = tempfile.TemporaryDirectory(prefix="recjax-tests-")
 os.environ["RECJAX_CACHE"] = _CACHE.name
+os.environ["XDG_STATE_HOME"] = f"{_CACHE.name}/state"
 
 jax.config.update("jax_num_cpu_devices", 8)
 # No silent float32 -> float64, int -> float or [n] -> [1, n]. optax.adam and its kin rely on promotion: a test that

@@ -43,13 +43,12 @@ def overrides(to: argparse.ArgumentParser) -> None:
     )
 
 
-def trusting(to: argparse.ArgumentParser) -> None:
-    """Adds --trust-code, of what reads a run folder."""
+def trusting(to: argparse.ArgumentParser, named: str = "the copy of your own model's code in DIR") -> None:
+    """Adds --trust-code, of what reads a run folder or another file that names code; `named` is what it then runs."""
     to.add_argument(
         "--trust-code",
         action="store_true",
-        help="run the copy of your own model's code in DIR if its file is gone or has changed; only if you trust "
-        "whoever made DIR",
+        help=f"run {named} although it may be a stranger's; only if you trust whoever made it",
     )
 
 

@@ -194,6 +194,7 @@ def make_parser() -> argparse.ArgumentParser:
         "sweep size --dry-run",
     )
     sweep.add_argument("file", metavar="FILE", help="path of a TOML file, or the name of one in configs/sweeps/")
+    common.trusting(sweep, "the preset that FILE names")
     sweep.add_argument(
         "--out", type=out_folder, help="folder of all its runs (default: runs/sweep-NAME, after the file)"
     )
@@ -217,6 +218,7 @@ def make_parser() -> argparse.ArgumentParser:
     tune.add_argument(
         "file", metavar="FILE", help="path of a TOML file with a [search], or the name of one in configs/sweeps/"
     )
+    common.trusting(tune, "the preset that FILE names")
     tune.add_argument(
         "--out",
         type=out_folder,

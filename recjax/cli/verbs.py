@@ -226,7 +226,7 @@ def sweep(options: argparse.Namespace) -> None:
     from recjax.sweep.file import read_sweep
     from recjax.utils.files import write_whole
 
-    sweep = read_sweep(preset_files.find_sweep(options.file), options.out)
+    sweep = read_sweep(preset_files.find_sweep(options.file), options.out, trust_code=options.trust_code)
     if options.dry_run:
         lines = [{"index": r.index, "swept": r.swept, "command": r.command, "out": str(r.out)} for r in sweep.runs]
         write_result(options, {"out": str(sweep.out), "runs": lines}, lambda: "\n".join(r.command for r in sweep.runs))
@@ -264,7 +264,8 @@ def tune(options: argparse.Namespace) -> None:
     from recjax.sweep.tune import Study
     from recjax.utils.files import write_whole
 
-    search = read_search(preset_files.find_sweep(options.file), options.out, options.trials)
+    file = preset_files.find_sweep(options.file)
+    search = read_search(file, options.out, options.trials, trust_code=options.trust_code)
     study = Study(search)
     if not options.results:
         study.work()

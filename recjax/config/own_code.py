@@ -25,7 +25,7 @@ from recjax.config.code_identity import SHARED, Source, gather
 
 _COUNT = itertools.count(1)
 _SPACES: dict[str, Space] = {}  # name of a module -> the space that it belongs to
-_KNOWN: weakref.WeakKeyDictionary[type, tuple[str, Source]] = weakref.WeakKeyDictionary()  # see `remember`
+_KNOWN: weakref.WeakKeyDictionary[type, tuple[Path, Source]] = weakref.WeakKeyDictionary()  # see `remember`
 _SEEN: dict[Path, tuple[object, bytes]] = {}  # file of an imported module -> its spec, and the file when it was new
 
 
@@ -154,7 +154,12 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 def space_of(cls: type) -> Space | None:
     """Returns the space in which the class was defined; None if it was in none."""
-    return _SPACES.get(cls.__module__)
+    return space_named(cls.__module__)
+
+
+def space_named(module: str) -> Space | None:
+    """Returns the space of a module, by the name that it has in `sys.modules`; None if it is in none."""
+    return _SPACES.get(module)
 
 
 def is_recjax(cls: type) -> bool:
@@ -169,22 +174,25 @@ def remember(cls: type) -> None:
         return
     with contextlib.suppress(OSError):
         if (place := place_of(cls.__module__, getattr(module, "__file__", None))) is not None:
-            _KNOWN[cls] = cls.__module__, gather(*place[:2], _read_once, alone=place[2])
+            _KNOWN[cls] = place[0], gather(*place[:2], _read_once, alone=place[2])
 
 
 def source_of(cls: type) -> Source | None:
     """Returns the code of a config's class; None for a class of recjax, and where the code cannot be found."""
-    if is_recjax(cls):
-        return None
-    if (space := space_of(cls)) is not None:
-        return space.source
-    if cls in _KNOWN:
-        return _KNOWN[cls][1]
+    if (placed := placed_source_of(cls)) is not None:
+        return placed[1]
     if cls.__module__ == "__main__":
         from recjax.config.notebook_cells import cell_source  # which most runs do not need
 
         return cell_source(cls)
     return None
+
+
+def placed_source_of(cls: type) -> tuple[Path, Source] | None:
+    """Returns the code of a config's class that lies in files, after the folder where its imports start."""
+    if (space := space_of(cls)) is not None:
+        return space.folder, space.source
+    return _KNOWN.get(cls)
 
 
 def place_of(module: str, file: str | None) -> tuple[Path, str, bool] | None:

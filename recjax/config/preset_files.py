@@ -9,8 +9,9 @@ import traceback
 import types
 from pathlib import Path
 
+from recjax.config import trusted_code
 from recjax.config.code_identity import Source, gather
-from recjax.config.own_code import Space, space_of
+from recjax.config.own_code import Space, space_named, space_of
 from recjax.data.own import hint
 from recjax.errors import ConfigError
 from recjax.settings.overrides import flatten
@@ -42,9 +43,7 @@ def _find(text: str, what: str, pattern: str, content: str) -> Path:
     is_path = text.endswith(suffix)
     if is_path and (path := expanded(text)).is_file():
         return path
-    # The wheel carries configs/ inside the package; in a checkout (or an editable install) it stands beside it.
-    package = Path(__file__).resolve().parent.parent
-    folder = package / "configs" if (package / "configs").is_dir() else package.parent / "configs"
+    folder = _shipped()
     files = {file.stem: file for file in sorted(folder.glob(pattern))}
     if text in files:
         return files[text]
@@ -59,11 +58,44 @@ def _find(text: str, what: str, pattern: str, content: str) -> Path:
     )
 
 
-def load_preset_module(path: str | Path) -> tuple[object, str]:
-    """Runs a preset file and returns its `config` and its docstring ("" if it has none).
+def _shipped() -> Path:
+    """The folder of recjax's own presets and sweeps."""
+    # The wheel carries configs/ inside the package; in a checkout (or an editable install) it stands beside it.
+    package = Path(__file__).resolve().parent.parent
+    return package / "configs" if (package / "configs").is_dir() else package.parent / "configs"
 
-    A preset is a Python program: only run files that you trust. See `own_code.py` for what it may import, and for
-    the module that its classes belong to.
+
+def require_trusted(preset: str, named_by: Path, trust_code: bool) -> None:
+    """Refuses the preset that a sweep file names if it is somebody else's program: see `trusted_code.py`.
+
+    Args:
+      preset: as the file has it.
+      named_by: the file.
+      trust_code: whether the user says that he trusts it.
+
+    Raises:
+      ConfigError: it is, or there is no such preset.
+    """
+    path = find_preset(preset)
+    if trust_code or path.resolve().parent == _shipped():
+        return
+    try:
+        trusted = trusted_code.is_trusted_preset(path, named_by)
+    except OSError as error:
+        raise ConfigError(f"cannot read the preset {preset}: {error.strerror}.") from error
+    if not trusted:
+        raise ConfigError(
+            f"the preset {preset} is a program that you have not run yet, and that may have come with this file, so it "
+            f"is not run. Look at it; if it is good, run `recjax show {path}` once, or add --trust-code."
+        )
+
+
+def load_preset_module(path: str | Path) -> tuple[object, str]:
+    """Runs a preset file that the user names, and returns its `config` and its docstring ("" if it has none).
+
+    A preset is a Python program: only run files that you trust. This one, as it is now, will then also run for whatever
+    names it: see `trusted_code.py`. See `own_code.py` for what it may import, and for the module that its classes
+    belong to.
 
     Raises:
       ConfigError: the file cannot be read, fails (the message names file and line), defines no `config`, or one
@@ -77,6 +109,9 @@ def load_preset_module(path: str | Path) -> tuple[object, str]:
         flatten(config)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    file = Path(path).resolve()
+    if file.parent != _shipped() and (space := space_named(module.__name__)) is not None:
+        trusted_code.remember(space.folder, space.source)
     return config, inspect.cleandoc(module.__doc__ or "")
 
 

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recjax.config import presets
+from recjax.config import preset_files, presets
 from recjax.config.choice import HIGHER_IS_BETTER
 from recjax.config.run import RunConfig
 from recjax.errors import ConfigError
@@ -120,16 +120,17 @@ class Sweep:
     runs: tuple[Run, ...]
 
 
-def read_sweep(file: Path, out: Path | None = None) -> Sweep:
+def read_sweep(file: Path, out: Path | None = None, *, trust_code: bool = False) -> Sweep:
     """Reads a sweep file and checks the config of every run.
 
     Args:
       file: path of the TOML file.
       out: the sweep's folder; None takes runs/sweep-NAME, after the file.
+      trust_code: run the preset that it names wherever that lies.
 
     Raises:
       ConfigError: the file cannot be read, is no TOML, or holds a key or value that is wrong; two of its runs are the
-        same. The message names the file and the key.
+        same; its preset may be somebody else's program. The message names the file and the key.
     """
     plain = read_toml(file)
     try:
@@ -142,6 +143,7 @@ def read_sweep(file: Path, out: Path | None = None) -> Sweep:
             raise ConfigError(f"sort is {json.dumps(sort, default=str)}; expected {known}.")
         axes = _axes(plain, fixed)
         folder = out or Path("runs") / f"sweep-{file.stem}"
+        preset_files.require_trusted(preset, file, trust_code)
         runs = _runs(preset, fixed, axes, folder)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error

@@ -28,7 +28,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from recjax.config import presets
+from recjax.config import preset_files, presets
 from recjax.config.run import RunConfig
 from recjax.errors import ConfigError
 from recjax.settings.values import either, written
@@ -143,16 +143,18 @@ def _check_number(name: str, given: Any, least: int) -> None:
         raise ConfigError(f"{name} is {json.dumps(given, default=str)}; expected an integer from {least} on.")
 
 
-def read_search(file: Path, out: Path | None = None, trials: int | None = None) -> Search:
+def read_search(file: Path, out: Path | None = None, trials: int | None = None, *, trust_code: bool = False) -> Search:
     """Reads a search file, and tries each value alone, or both ends of a range, in the config.
 
     Args:
       file: path of the TOML file.
       out: the study's folder; None takes runs/tune-NAME, after the file.
       trials: in place of the file's.
+      trust_code: run the preset that it names wherever that lies.
 
     Raises:
-      ConfigError: the file cannot be read, or holds a key or value that is wrong; the message names file and key.
+      ConfigError: the file cannot be read, holds a key or value that is wrong, or names a preset that may be somebody
+        else's program; the message names file and key.
     """
     if trials is not None:  # here, since the file is not to blame
         _check_number("--trials", trials, 1)
@@ -177,6 +179,7 @@ def read_search(file: Path, out: Path | None = None, trials: int | None = None) 
             words[name] = plain.get(name, known[0])
             if words[name] not in known:
                 raise ConfigError(f"{name} is {json.dumps(words[name], default=str)}; expected {either(list(known))}.")
+        preset_files.require_trusted(preset, file, trust_code)
         base = presets.load(preset, fixed)
         dimensions = tuple(_dimension(key, value) for key, value in _leaves(plain.get("search", {}), ""))
         if not dimensions:

@@ -1,7 +1,9 @@
 """The code with which a run was made: what config.json says of it, its copy, and when which of them may be run.
 
-A run folder may come from somebody else. Its copy is run only if one says so; the file that config.json names is run if
-it lies outside the folder and has the hash that stands there.
+A run folder may come from somebody else, who wrote config.json as he liked. Its copy is run only if one says so. The
+file or module that config.json names is run if it lies outside the folder, has the hash that stands there, and is code
+that this user trusts for other reasons: see `recjax/config/trusted_code.py`. What this process has imported already is
+used as it is.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from recjax.config import own_code
+from recjax.config import own_code, trusted_code
 from recjax.config.code_identity import Source, difference, gather
 from recjax.config.preset_files import class_path, find_class
 from recjax.config.run import RunConfig
@@ -101,10 +103,8 @@ def read_copy(run: Path, kept: Kept) -> Source:
     """The copy of the code in a run folder.
 
     Raises:
-      ConfigError: there is none, or it is damaged.
+      ConfigError: it is gone or damaged.
     """
-    if kept.hash is None:
-        raise ConfigError(f"{run} holds no copy of that code, for an earlier version of recjax made it.")
     try:
         files = {}
         for name in kept.files:
@@ -134,15 +134,16 @@ def same(kept: Kept, config: RunConfig) -> bool:
 def refuse_other(run: Path, kept: Kept, config: RunConfig) -> None:
     """Refuses to go on with a run by other code.
 
-    Of a run that an earlier version of recjax made, and of classes without a text, nothing is known or refused.
+    Of a run without a hash of its code, and of classes without a text, nothing but the name is known.
 
     Raises:
       ConfigError: the code differs; the message shows how.
     """
     source, name = own_code.source_of(type(config)), type(config).__qualname__
+    other_class = f"{run} holds a run of the class {kept.name}, not {name}. {NO_RESUME}"
     if kept.hash is None or source is None:
-        if (kept.where is None) != (type(config) is RunConfig) and (kept.where is None or kept.hash is not None):
-            raise ConfigError(f"{run} holds a run of the class {kept.name}, not {name}. {NO_RESUME}")
+        if kept.name != name or (kept.where is None) != (type(config) is RunConfig):
+            raise ConfigError(other_class)
         return
     if source.hash != kept.hash:
         raise ConfigError(
@@ -150,7 +151,7 @@ def refuse_other(run: Path, kept: Kept, config: RunConfig) -> None:
             f"{NO_RESUME}" + _shown(run, kept, source)
         )
     if name != kept.name:
-        raise ConfigError(f"{run} holds a run of the class {kept.name}, not {name}. {NO_RESUME}")
+        raise ConfigError(other_class)
 
 
 def _told(run: Path, kept: Kept, now: Source) -> str:
@@ -173,25 +174,30 @@ def _shown(run: Path, kept: Kept, now: Source) -> str:
 
 
 def find(run: Path, kept: Kept, *, trust: bool, report: Callable[[str], None]) -> type:
-    """The class of a run's config, by running the code that defines it.
+    """The class of a run's config: one that is imported already, or by running the code that defines it.
 
     Args:
       run: the run folder.
       kept: what its config.json says.
-      trust: whether the copy in the folder may be run where the original is gone or differs.
+      trust: whether code that config.json names may be run although a stranger may have chosen it: the copy in the
+        folder, or the original where no hash is known.
       report: called with what the user should know.
 
     Raises:
-      ConfigError: the code is gone, differs or fails, or the class is no RunConfig.
+      ConfigError: the code is gone, differs, fails or is not trusted, or the class is no RunConfig.
     """
     assert kept.where is not None
     module = kept.where.rpartition(":")[0]
     if module == "__main__":
         return _in_main(run, kept)
     try:
-        source, folder = _original(run, module, kept)
+        original = _original(run, module, kept)
+        if isinstance(original, type):
+            return _checked(original)
+        if not (trust and kept.hash is None):
+            _require_trusted(module, kept, original)
     except ConfigError as error:
-        if not trust:
+        if not trust or kept.hash is None:
             raise _offering(run, kept, error) from error
         copy = read_copy(run, kept)
         reason = str(error).partition("\n")[0]
@@ -199,20 +205,67 @@ def find(run: Path, kept: Kept, *, trust: bool, report: Callable[[str], None]) -
         return _checked(find_class(f"{run / COPY / copy.root}:{kept.name}", copy, run / COPY))
     if kept.hash is None:
         report(
-            f"an earlier version of recjax made {run}, without keeping the code of {kept.where}: whether that has "
+            f"{module} is run, as --trust-code says: {run / 'config.json'} gives no hash of it, so whether it has "
             "changed since cannot be said"
         )
-    return _checked(find_class(kept.where, source, folder))
+    return _checked(find_class(kept.where, *((original.source, original.folder) if original.is_file else ())))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Original:
+    """Code where it was when a run was made, not yet run; `folder` is where its imports start."""
+
+    source: Source
+    folder: Path
+    is_file: bool  # that is run, and not imported as a module
+
+
+class _Untrusted(ConfigError):
+    """Code is there, and is not run by itself; `remedy` is what the user may do but for --trust-code."""
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+
+def _require_trusted(module: str, kept: Kept, original: _Original) -> None:
+    """Refuses the original of a run's code unless this user has other reasons than config.json to run it.
+
+    Raises:
+      _Untrusted: he has none.
+    """
+    if kept.hash is None:
+        raise _Untrusted(
+            f"config.json gives no hash of {module}, so this may be any program: it is not run by itself.", ""
+        )
+    importing = ("", "") if original.is_file else (module, kept.name)
+    source, folder = original.source, original.folder
+    if trusted_code.is_trusted(folder, source, *importing):
+        return
+    if not original.is_file and not trusted_code.defines(source, kept.name):
+        raise ConfigError(f"the module {module!r} defines no class {kept.name}.")
+    once = f"run `recjax show {module}` once (or " if original.is_file else ""
+    package = folder / source.root.partition("/")[0] if "/" in source.root else folder
+    raise _Untrusted(
+        f"{module} is not run by itself, for nothing but this folder says that it is code of yours: you have not run "
+        "it on this machine.",
+        f"{once}set {trusted_code.VARIABLE}={package}{')' if once else ''}, or ",
+    )
 
 
 def _offering(run: Path, kept: Kept, error: ConfigError) -> ConfigError:
     """Says what to do when the original cannot be run."""
     paragraph, _, shown = str(error).partition("\n")
-    if kept.hash is None:
-        return ConfigError(paragraph)
+    if isinstance(error, _Untrusted):
+        before = f"If you know that code, {error.remedy}add"
+    elif kept.hash is not None:
+        before = "Put the code back, or add"
+    else:
+        return error
+    what = "it as it is" if kept.hash is None else f"the copy in {run / COPY}"
     return ConfigError(
-        f"{paragraph} Put the code back, or add {TRUST} to run the copy in {run / COPY}; do that only if you trust "
-        f"whoever made this folder." + (f"\n{shown}" if shown else "")
+        f"{paragraph} {before} {TRUST} to run {what}; do that only if you trust whoever made this folder."
+        + (f"\n{shown}" if shown else "")
     )
 
 
@@ -239,8 +292,8 @@ def _in_main(run: Path, kept: Kept) -> type:
     return found
 
 
-def _original(run: Path, module: str, kept: Kept) -> tuple[Source | None, Path | None]:
-    """The code where it was when the run was made, and the folder that its imports start from.
+def _original(run: Path, module: str, kept: Kept) -> _Original | type:
+    """The code where it was when the run was made; or the class itself, if this process has imported its module.
 
     Raises:
       ConfigError: it is gone, differs or lies in the run folder.
@@ -258,27 +311,31 @@ def _original(run: Path, module: str, kept: Kept) -> tuple[Source | None, Path |
     except (ImportError, ValueError, OSError, RuntimeError) as error:
         what = f"{module} cannot be found" if is_file else f"the module {module!r} cannot be imported"
         raise ConfigError(f"{what} ({error})." + ("" if is_file else " Install it, or set PYTHONPATH.")) from error
-    loaded = None if is_file else vars(sys.modules[module]).get(kept.name) if module in sys.modules else None
+    if not is_file and module in sys.modules:
+        loaded = find_class(kept.where or "")
+        known = own_code.source_of(loaded)  # of whose file more may have been edited since
+        if known is not None and kept.hash not in (None, known.hash):
+            raise ConfigError(f"{_told(run, kept, known)}." + _shown(run, kept, known))
+        return loaded
     if is_file:
         real = Path(module).resolve()
         place: tuple[Path, str, bool] | None = (real.parent, real.name, False)
     else:
         place = own_code.place_of(module, str(places[-1][0]) if places[-1] else None)
+    if place is None:
+        raise ConfigError(f"the module {module!r} has no file of Python code. Import it, in Python, before.")
+    folder, root, alone = place
     try:
-        if isinstance(loaded, type) and (known := own_code.source_of(loaded)) is not None:
-            source, folder = known, None  # which may have been edited since it was imported
-        elif place is None:
-            return None, None
-        else:
-            folder, root, alone = place
-            if not (folder / root).is_file():
-                raise ConfigError(f"cannot read the preset {module}: there is no such file any more.")
-            source = gather(folder, root, alone=alone)
+        if not (folder / root).is_file():
+            raise ConfigError(f"cannot read the preset {module}: there is no such file any more.")
+        source = gather(folder, root, alone=alone)
+        if any(_is_inside(folder / name, run) for name in source.files):
+            raise _brought()
     except OSError as error:
         raise ConfigError(f"cannot read the preset {error.filename or module}: {error.strerror}.") from error
     if kept.hash not in (None, source.hash):
         raise ConfigError(f"{_told(run, kept, source)}." + _shown(run, kept, source))
-    return (source, folder) if is_file else (None, None)
+    return _Original(source, folder, is_file)
 
 
 def _brought() -> ConfigError:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import IO
 
 from recjax import settings
-from recjax.config.own_code import source_of
+from recjax.config import trusted_code
+from recjax.config.own_code import placed_source_of, source_of
 from recjax.config.run import FREE_ON_RESUME, RunConfig
 from recjax.embedding.plan import self_contained
 from recjax.embedding.plan_choice import is_file
@@ -69,7 +70,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
           TrainingError: no permission, no space, or another process is training there.
         """
         self.path, self._config = path, config
-        self._unknown_code = False  # whether it holds weights that were trained by an earlier version of recjax
+        self._unknown_code = False  # whether it holds weights that were trained with nobody knows which code
         if os.path.exists(path) and not path.is_dir():  # Path.exists raises where a name is too long
             raise ConfigError(f"--out {path} is a file. Name a folder, existing or new.")
         self._refuse_foreign()
@@ -151,6 +152,8 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
     ) -> None:
         """Writes config.json and a copy of the code, and removes what a killed run left unfinished.
 
+        The code then counts as the user's own for whatever names it: see `recjax/config/trusted_code.py`.
+
         Called once the config has passed every check, so that one with a mistake does not keep the folder from the
         corrected one.
 
@@ -167,13 +170,19 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         plain, source = json.loads(settings.to_json(self._config)), source_of(type(self._config))
         if self._unknown_code:
             report(
-                f"an earlier version of recjax made {self.path}, without keeping the code of its model: whether that "
-                "has changed since cannot be said" + ("; from now on the folder holds it" if trains else "")
+                f"{self.path / 'config.json'} gives no hash of the code of its model: whether that has changed since "
+                "cannot be said" + ("; from now on the folder holds it" if trains else "")
             )
         holds = trains or not self._unknown_code
         if source is not None and holds:
             code_of_run.write_copy(self.path, source)
         write_json(self.path / "config.json", code_of_run.describe(self._config, with_code=holds) | plain)
+        placed = placed_source_of(type(self._config))
+        if placed is not None and (why := trusted_code.remember(*placed)) is not None:
+            report(
+                f"that you have run {placed[0] / placed[1].root} yourself cannot be noted ({why}): for other processes "
+                f"to use this run, set {trusted_code.VARIABLE}={placed[0]}, or give them --trust-code"
+            )
         used = used or self._config
         origins.keep(self._config, used, self.path)
         if is_file(used.plan):
@@ -209,8 +218,9 @@ def read_config(
     Args:
       path: the folder.
       cls: the class that it has if its name is that which config.json gives. Else the code that defines the class is
-        run, unless it is RunConfig itself: from where it was, if it is still the same (see `code_of_run.find`).
-      trust_code: if it is gone or another, run the copy in the folder.
+        run, unless it is RunConfig itself: from where it was, if it is still the same and trusted (see
+        `code_of_run.find`).
+      trust_code: if it is gone, another or not trusted, run the copy in the folder.
       report: called with what the user should know.
 
     Raises:

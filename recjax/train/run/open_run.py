@@ -46,7 +46,7 @@ def open_run(
         the newest where no validation has chosen.
       report: called with what the user should know.
       source: the data instead of those of the config.
-      trust_code: run the copy of the model's code in the run folder if the original is gone or another.
+      trust_code: run the copy of the model's code in the run folder if the original is gone, another, or not trusted.
 
     Raises:
       ConfigError: no run, no checkpoint, a change that makes another model, or its code is gone or another.
