@@ -42,8 +42,9 @@ class Stranger:
         file.write_text(text.format(mark=str(self.mark)))
         return file
 
-    def names(self, where, *, of=None, run=None, name="Config"):
+    def names(self, where, *, of=None, run=None, name="Config", on=None):
         """A run folder whose config.json names code, with the hash of the file `of` if there is one."""
+        sys.path[:0] = [] if on is None else [str(on)]
         run = run or self.run
         (run / "checkpoints/00000001").mkdir(parents=True, exist_ok=True)
         said = {"class": f"{where}:{name}"}
@@ -129,6 +130,9 @@ CASES = {
         s.program(s.here / "x/__init__.py"), s.names("x.none", of=(s.here, "x/__init__.py"))
     )[1],
     "a module with a forged editable install": lambda s: s.names("evil", of=editable(s)),
+    "a module of what is no Python's packages": lambda s: s.names(
+        "evil", of=(f := s.program(s.here / "x/site-packages/evil.py")), on=f.parent
+    ),
     "a class of the notebook that is none": lambda s: s.names("__main__"),
     "training into such a folder": lambda s: (s.names(elsewhere(s)), ("train", "synthetic", "--out", s.run))[1],
     "a sweep of a preset elsewhere": lambda s: s.sweep(s.here / "s.toml", elsewhere(s)),

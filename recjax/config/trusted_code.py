@@ -25,7 +25,7 @@ import site
 import stat
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
@@ -79,8 +79,21 @@ def is_trusted(folder: Path, source: Source, module: str = "", class_name: str =
     named = [Path(place).resolve() for place in os.environ.get(VARIABLE, "").split(os.pathsep) if place]
     if all(any(place in file.parents for place in named) for file in files):
         return True
-    top = module.partition(".")[0]
-    return bool(module) and _defines(source, class_name) and all(_is_installed(file, top) for file in files)
+    return (
+        bool(module)
+        and defines(source, class_name)
+        and "recjax" in _imports(source)
+        and _is_installed(files, folder.resolve(), module.partition(".")[0])
+    )
+
+
+def defines(source: Source, name: str) -> bool:
+    """Returns whether the text of the root defines a class of this name, with a base, at the top level."""
+    try:
+        tree = ast.parse(source.files[source.root])
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return any(isinstance(node, ast.ClassDef) and node.name == name and node.bases for node in tree.body)
 
 
 def is_trusted_preset(file: Path, named_by: Path) -> bool:
@@ -138,19 +151,6 @@ def _is_record(file: Path, folder: Path, source: Source) -> bool:
     return mine and file.read_bytes() == _content(folder, source)
 
 
-# Installed packages, found without importing anything.
-
-
-def _defines(source: Source, name: str) -> bool:
-    """Returns whether the root's text defines this class, with a base, and one of the files imports recjax."""
-    try:
-        tree = ast.parse(source.files[source.root])
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.bases}
-    return name in classes and "recjax" in _imports(source)
-
-
 def _imports(source: Source) -> set[str]:
     """Returns the top-level names of the modules that the code imports."""
     names: set[str] = set()
@@ -164,13 +164,33 @@ def _imports(source: Source) -> set[str]:
     return names
 
 
-def _is_installed(file: Path, top: str) -> bool:
-    """Returns whether a file belongs to an installed package, perhaps an editable one, of the top-level name `top`."""
+# Installed packages, found without importing anything.
+
+
+def _is_installed(files: Sequence[Path], folder: Path, top: str) -> bool:
+    """Returns whether files belong to an installed package, perhaps an editable one.
+
+    Args:
+      files: that importing a module runs.
+      folder: where its imports start.
+      top: the first part of its name.
+    """
     places = _site_folders()
-    if any(place in file.parents for place in places):
+    if all(any(place in file.parents for place in places) for file in files):
         return True
-    projects = _editable_projects([str(place) for place in places])
-    return any(top in names and project in file.parents for project, names in projects)
+    named = {line.strip() for place in places for file in place.glob("*.pth") for line in _lines(file)}
+    for project, names in _editable_projects([str(place) for place in places]):
+        added = project in folder.parents and str(folder) in named
+        if top in names and (folder in (project, project / "src") or added):
+            return True
+    return False
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def _site_folders() -> list[Path]:

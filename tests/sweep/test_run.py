@@ -14,6 +14,7 @@ from support import forked
 from support.commands import inside, outside, start
 from support.processes import PROGRAM
 
+import recjax
 from recjax import settings
 from recjax.sweep import run as sweep_run
 from recjax.sweep.file import read_sweep
@@ -26,6 +27,7 @@ pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_comp
 def file(preset, tmp_path):
     """Three runs, of which the middle one cannot be: it has nothing to test on."""
     path = tmp_path / "mine.toml"
+    recjax.load(preset)  # the sweep lies where its preset does not, so its user has run that before
     path.write_text(
         f'preset = "{preset}"\noverrides = ["train.steps=12", "mesh.devices=2"]\nsort = "validation.auc"\n'
         "[zip]\ntrain.batch_size = [64, 48, 32]\ndata.test_rows = [700, 0, 700]\n"

@@ -15,6 +15,7 @@ from support import forked
 from support.commands import assert_refused, inside, start
 from support.processes import PROGRAM
 
+import recjax
 from recjax.sweep import run as sweep_run
 from recjax.sweep.search_file import read_search
 from recjax.sweep.tune import Study, _Follower
@@ -42,6 +43,7 @@ trials = {trials}
 def written(preset, tmp_path):
     def write(steps, trials):
         path = tmp_path / "mine.toml"
+        recjax.load(preset)  # the search lies where its preset does not, so its user has run that before
         path.write_text(FILE.format(preset=preset, steps=steps, trials=trials))
         return path
 

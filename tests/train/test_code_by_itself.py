@@ -133,7 +133,9 @@ def test_without_a_home(here, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(here / "file"))
     done = outside("train", file, "--out", "run")
     assert done.status == 0 and f"set RECJAX_TRUSTED_CODE={file.parent}, or give them --trust-code" in done.err
-    assert_refused(outside("eval", "run"), 2, NOT_BY_ITSELF, f"set RECJAX_TRUSTED_CODE={file.parent}, or add --trust")
+    assert_refused(
+        outside("eval", "run"), 2, NOT_BY_ITSELF, rf"set RECJAX_TRUSTED_CODE={file.parent}\), or add --trust"
+    )
     assert outside("eval", "run", "--trust-code").status == 0
     monkeypatch.setenv("RECJAX_TRUSTED_CODE", f"/nowhere{os.pathsep}{file.parent}")
     assert outside("eval", "run").status == 0

@@ -306,6 +306,7 @@ def test_prepared_data_under_every_name(good, tmp_path, monkeypatch):
 
 
 def test_what_the_terminal_cannot_show(preset, tmp_path):
+    recjax.load(preset)
     (tmp_path / "two.toml").write_text(f'preset = "{preset}"\n[grid]\nseed = [0, 1]\n')
     done = outside(
         "sweep", tmp_path / "two.toml", "--out=\N{GRINNING FACE}", "--dry-run", env={"PYTHONIOENCODING": "ascii"}

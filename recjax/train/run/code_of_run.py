@@ -239,12 +239,18 @@ def _require_trusted(module: str, kept: CodeCopy, original: _Original) -> None:
             f"config.json gives no hash of {module}, so this may be any program: it is not run by itself.", ""
         )
     importing = ("", "") if original.is_file else (module, kept.name)
-    if not trusted_code.is_trusted(original.folder, original.source, *importing):
-        raise _Untrusted(
-            f"{module} is not run by itself, for nothing but this folder says that it is code of yours: you have not "
-            "trained with it on this machine.",
-            f"set {trusted_code.VARIABLE}={original.folder}, or ",
-        )
+    source, folder = original.source, original.folder
+    if trusted_code.is_trusted(folder, source, *importing):
+        return
+    if not original.is_file and not trusted_code.defines(source, kept.name):
+        raise ConfigError(f"the module {module!r} defines no class {kept.name}.")
+    once = f"run `recjax show {module}` once (or " if original.is_file else ""
+    package = folder / source.root.partition("/")[0] if "/" in source.root else folder
+    raise _Untrusted(
+        f"{module} is not run by itself, for nothing but this folder says that it is code of yours: you have not run "
+        "it on this machine.",
+        f"{once}set {trusted_code.VARIABLE}={package}{')' if once else ''}, or ",
+    )
 
 
 def _offering(run: Path, kept: CodeCopy, error: ConfigError) -> ConfigError:
