@@ -11,7 +11,7 @@ from support import fuzzing
 from recjax import settings as machinery
 from recjax.config import presets
 from recjax.data.prepare.work_folder import WorkFolder
-from recjax.errors import ConfigError, RecjaxError
+from recjax.errors import ConfigError
 from recjax.utils import strict_json
 
 INPUTS = 12
@@ -26,7 +26,7 @@ def test_damaged_files_are_read_or_refused(tmp_path, name):
         fuzzing.damaged(target, folder, random.Random(f"{name} {number}"))
         try:
             target.read(folder)
-        except RecjaxError as error:
+        except target.refusals as error:
             assert str(error)
 
 

@@ -23,6 +23,7 @@ figures); what the host does beside the steps is not in it, nor is a collective 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -151,6 +152,8 @@ def read_sweep(path: Path) -> Sweep:
       DataError: it is no sweep, or one without points.
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe, say, that would be waited for for ever
+            raise OSError(errno.EINVAL, "it is no regular file")
         return _sweep(str(path), strict_json.parse(path.read_bytes()))
     except OSError as error:
         reason = error.strerror or error

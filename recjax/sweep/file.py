@@ -235,8 +235,8 @@ def _check_count(axes: Sequence[Axis], runs_at_most: int) -> None:
     if (runs := math.prod(lengths)) > runs_at_most:
         lists = ", ".join(f"{', '.join(axis.keys)[:80]} has {len(axis.points):,}" for axis in axes[:20])
         raise ConfigError(
-            f"it stands for {runs:,} runs, and {runs_at_most:,} are the most unless you say otherwise. Every list under "
-            f"grid multiplies them: {lists}. Shorten them, draw settings at random with `recjax tune`, or give "
+            f"it stands for {runs:,} runs, and {runs_at_most:,} are the most unless you say otherwise. Every list "
+            f"under grid multiplies them: {lists}. Shorten them, draw settings at random with `recjax tune`, or give "
             f"--runs-at-most {runs}."
         )
 

@@ -184,8 +184,8 @@ def read_search(file: Path, out: Path | None = None, trials: int | None = None) 
             raise ConfigError('it varies nothing. Give values under [search], for example "embedding.dim" = [8, 16].')
         if (values := sum(len(dimension.samples) for dimension in dimensions)) > RUNS:
             raise ConfigError(
-                f"its lists under search hold {values:,} values, and {RUNS:,} are the most: each is tried in the config "
-                'first. Give ranges for numbers, such as "seed" = {low = 0, high = 100_000}.'
+                f"its lists under search hold {values:,} values, and {RUNS:,} are the most: each is tried in the "
+                'config first. Give ranges for numbers, such as "seed" = {low = 0, high = 100_000}.'
             )
         for dimension in dimensions:
             if text := next((text for text in fixed if text.partition("=")[0] == dimension.key), None):

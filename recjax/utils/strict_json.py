@@ -17,7 +17,7 @@ from typing import Any
 from recjax.utils.repeats import first_repeated
 
 _DEEPEST = 64  # lists and objects inside each other; recjax writes a dozen at most
-_TEXT = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)  # one without its end reaches to the last character
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)  # or without its end
 
 
 class JsonError(ValueError):
@@ -50,7 +50,7 @@ def parse(text: str | bytes, most: int | None = None) -> Any:
     """
     try:
         plain = text.removeprefix(codecs.BOM_UTF8).decode() if isinstance(text, bytes) else text
-        if most is not None and _marks(plain) > most and (marks := _marks(_TEXT.sub("", plain))) > most:
+        if most is not None and (marks := count_above(plain, ",[{", most)):
             raise JsonError(f"its {marks:,} lists, objects and commas are more than the {most:,} that are read")
         value = json.loads(plain, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
@@ -83,9 +83,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _marks(text: str) -> int:
-    """Characters that stand before or after a value."""
-    return text.count(",") + text.count("[") + text.count("{")
+def count_above(text: str, marks: str, most: int) -> int:
+    """How often these characters stand in a JSON text outside of its strings, or 0 if that is at most `most`."""
+    if sum(map(text.count, marks)) <= most:
+        return 0
+    plain = _STRING.sub("", text)
+    count = sum(map(plain.count, marks))
+    return count if count > most else 0
 
 
 def nested_too_deep(value: Any) -> bool:

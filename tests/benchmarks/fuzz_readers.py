@@ -2,10 +2,11 @@
 
     python tests/benchmarks/fuzz_readers.py [--minutes 10] [--reader NAME] [--seed 0]
 
-Damages good files (tests/fuzzing.py) and reads them, each reader in a process of its own with a limit of memory. Prints
-a line for each reader: inputs tried, accepted, refused with a clear error, growth of memory after the first fifth. Ends
-with status 1 after anything else: another exception, a crash, more than 5 s for an input, or growth above 64 MiB;
-then also prints the number of the input, which `--reader NAME --number N` reads again.
+Damages good files (tests/support/fuzzing.py) and reads them, each reader in a process of its own with a limit of
+memory. Prints a line for each reader: inputs tried, accepted, refused with a clear error, growth of memory after the
+first fifth. Ends with status 1 after anything else: another exception, a crash, more than 2 s of CPU (or 20 s of
+waiting) or 500 MB for an input, or growth above 64 MiB; then also prints the number of the input, which `--reader NAME
+--number N` reads again.
 """
 
 import argparse
@@ -26,9 +27,7 @@ import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import fuzzing  # noqa: E402
-
-from recjax.errors import RecjaxError  # noqa: E402
+from support import fuzzing  # noqa: E402
 
 SECONDS, GROWTH_MIB, ROOM_GIB = 5, 64, 3
 
@@ -57,7 +56,7 @@ def try_one(name: str, number: int, seed: int, folder: Path) -> str:
     try:
         target.read(folder)
         return "accepted"
-    except RecjaxError as error:
+    except target.refusals as error:
         assert str(error).strip()
         return type(error).__name__
     finally:

@@ -157,3 +157,31 @@ def chakra_graph(rank: int) -> dict[str, Any]:
         {"Id": 9, "Name": "hand over", "NodeType": 6 if rank else 5, "is_cpu_op": False, "data_deps": [7], **ends},
     ]
     return {"workload_graph": nodes}
+
+
+SEND, REDUCE = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
+# (name, launched at, begins at, for so long), in us: ids, rows, gradients, and computing. Rank 1 is late for rows.
+RAN = {
+    0: [(SEND, 1, 10, 20), ("gemm", 2, 40, 30), (SEND, 3, 100, 60), (REDUCE, 5, 200, 15), ("adam", 6, 150, 100)],
+    1: [(SEND, 1, 12, 18), ("gemm", 2, 40, 110), (SEND, 3, 155, 5), (REDUCE, 5, 201, 14)],
+}
+
+
+def profile(rank: int) -> dict[str, Any]:
+    """What PyTorch's profiler writes of the step of `pytorch`."""
+    events = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python3"}}]
+    for number, (name, launched, start, took) in enumerate(RAN[rank]):
+        args = {"correlation": number + 7}
+        events.append({"ph": "X", "cat": "kernel", "name": name, "ts": 1000 + start, "dur": took, "args": args})
+        events.append(
+            {
+                "ph": "X",
+                "cat": "cuda_runtime",
+                "name": "cudaLaunchKernel",
+                "ts": 1000 + launched,
+                "dur": 1,
+                "args": args,
+            }
+        )
+    whole = {"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2}}
+    return whole | {"traceEvents": events}

@@ -165,7 +165,9 @@ def test_files_that_cannot_be_read(tmp_path):
         read_sweep(tmp_path)
 
 
-THOUSANDS = {key: list(range(1, 1001)) for key in ("seed", "train.batch_size", "train.steps", "embedding.dim", "data.rows")}
+THOUSANDS = {
+    key: list(range(1, 1001)) for key in ("seed", "train.batch_size", "train.steps", "embedding.dim", "data.rows")
+}
 
 
 def grid(lists):

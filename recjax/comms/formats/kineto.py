@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recjax.comms.formats.fields import Fields, parse
-from recjax.comms.formats.files import GZIPPED, load
+from recjax.comms.formats.fields import Fields, parse_file
+from recjax.comms.formats.files import GZIPPED
 from recjax.comms.formats.names import kind_of
 from recjax.comms.trace import MAX_EVENTS, MAX_RANKS
 from recjax.errors import DataError
@@ -77,7 +77,7 @@ def read(folder: Path) -> dict[int, Profile]:
 
 
 def _read(path: Path) -> tuple[int, Profile]:
-    whole = Fields(parse(load(path), str(path)), str(path))
+    whole = Fields(parse_file(path), str(path))
     events = whole.items("traceEvents")
     if len(events) > MAX_EVENTS:
         raise DataError(f"{path}: {len(events):,} events, more than the {MAX_EVENTS:,} that a profile may have.")

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from recjax.comms.formats.fields import Fields, parse
-from recjax.comms.formats.files import load
+from recjax.comms.formats.fields import Fields, parse_file
 from recjax.comms.trace import MAX_EVENTS, Event, Trace
 from recjax.errors import DataError
 
@@ -39,7 +38,7 @@ def _short(event: Event) -> dict[str, Any]:
     return {name: value for name, value in vars(event).items() if value != _DEFAULTS[name]}
 
 
-def read(files: Mapping[int, Path]) -> Trace:
+def read(files: Mapping[int, Path], parse_one: Callable[[Path], Any] = parse_file) -> Trace:
     """The trace of some ranks' files.
 
     Raises:
@@ -48,7 +47,7 @@ def read(files: Mapping[int, Path]) -> Trace:
     ranks: dict[int, tuple[Event, ...]] = {}
     first: tuple[int, Any] | None = None
     for path in files.values():
-        values = Fields(parse(load(path), str(path)), str(path))
+        values = Fields(parse_one(path), str(path))
         if values.text("format") != FORMAT:
             raise DataError(f"{path}: the format is {values.text('format')!r}, not {FORMAT!r}.")
         if (version := values.whole("version")) != VERSION:
