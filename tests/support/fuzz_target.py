@@ -25,6 +25,7 @@ class Target:
       zipped: whether files may also come gzipped.
       pipes: whether a pipe must be refused; else one may be given on purpose, and is waited for.
       refusals: classes of the errors by which it refuses.
+      grow: gives the files of a folder about so many bytes of good rows, where repeating a part of them does not.
     """
 
     write: Callable[[Path], object]
@@ -33,6 +34,7 @@ class Target:
     zipped: bool = False
     pipes: bool = True
     refusals: tuple[type[Exception], ...] = (RecjaxError,)
+    grow: Callable[[Path, int], object] | None = None
 
 
 def texts(files: dict[str, str]) -> Callable[[Path], None]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recjax.comms.formats import kineto, read_trace
+from recjax.comms.formats import FORMATS, kineto, read_trace
 from recjax.data.prepare.encoder import open_encoder
 from recjax.planning import product_table
 from recjax.serving import loader
@@ -50,6 +50,11 @@ SETUP = {"ranks": 8, "machine": "m", "full": False}
 def write_json(of: dict[str, Any]) -> Callable[[Path], None]:
     """Writes files, each a JSON value."""
     return texts({name: json.dumps(value) for name, value in of.items()})
+
+
+def write_trace(folder: Path, size: int = 0, format: str = "recjax") -> None:
+    """A trace of about so many bytes."""
+    traces.save(traces.longer(traces.by_hand(), 1 + size // 4000), folder, format)
 
 
 def write_study(folder: Path) -> None:
@@ -101,10 +106,13 @@ def read_request(folder: Path) -> None:
 
 TARGETS: dict[str, Target] = {
     **{
-        f"trace, {format}": Target(
-            functools.partial(traces.save, traces.by_hand(), format=format), read_trace, zipped=zipped
+        f"trace, {name}": Target(
+            functools.partial(write_trace, format=name),
+            read_trace,
+            zipped=name != "chakra-et",
+            grow=functools.partial(write_trace, format=name),
         )
-        for format, zipped in (("recjax", True), ("param", True), ("chakra-json", True), ("chakra-et", False))
+        for name in FORMATS
     },
     "trace, PyTorch's": Target(write_json({f"{r}.json": traces.pytorch(r) for r in (0, 1)}), read_trace, zipped=True),
     "trace, chakra-graph": Target(

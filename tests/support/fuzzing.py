@@ -198,9 +198,14 @@ def write_journal(folder: Path) -> None:
     (folder / "journal.jsonl").write_text(json.dumps(line | {"dense": dense}) + "\n")
 
 
-def write_table(form: str, lists: bool = True) -> Callable[[Path], object]:
+def write_table(form: str) -> Callable[[Path], object]:
     """Clicks as a file of this format."""
-    return lambda folder: tables.write(tables.clicks(40, lists=lists), folder / f"t.{form}")
+    return lambda folder: grow_table(form)(folder, 0)
+
+
+def grow_table(form: str) -> Callable[[Path, int], object]:
+    """More clicks as a file of this format."""
+    return lambda folder, size: tables.write(tables.clicks(40 + size // 60, lists=form != "csv"), folder / f"t.{form}")
 
 
 def read_table(folder: Path) -> None:
@@ -262,9 +267,9 @@ TARGETS: dict[str, Target] = {
     "movielens, ::": Target(texts(ONE_M), chunks(movielens.open_raw, movielens.MovieLens()), zipped=True),
     "yelp": Target(yelp_support.write, chunks(yelp.open_raw, yelp.Yelp()), zipped=True),
     "yelp, skipping": Target(yelp_support.write, chunks(yelp.open_raw, yelp.Yelp(on_error="skip")), zipped=True),
-    "table, CSV": Target(write_table("csv", lists=False), read_table, zipped=True),
-    "table, Parquet": Target(write_table("parquet"), read_table),
-    "table, Arrow": Target(write_table("feather"), read_table),
+    "table, CSV": Target(write_table("csv"), read_table, zipped=True, grow=grow_table("csv")),
+    "table, Parquet": Target(write_table("parquet"), read_table, grow=grow_table("parquet")),
+    "table, Arrow": Target(write_table("feather"), read_table, grow=grow_table("feather")),
     "rows, JSON lines": Target(write_json_rows, read_json_rows, pipes=False),
     "rows, Criteo": Target(
         texts({"rows.txt": CRITEO}),

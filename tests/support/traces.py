@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,19 @@ def by_hand() -> Trace:
             ),
         )
     return Trace(4, ranks, {"source": "by hand", "config": {"train.batch_size": "8"}})
+
+
+def longer(trace: Trace, times: int) -> Trace:
+    """The trace again and again, its steps one after the other."""
+    ranks = {}
+    for rank, events in trace.ranks.items():
+        steps, ids = events[-1].step + 1, events[-1].id + 1
+        ranks[rank] = tuple(
+            dataclasses.replace(e, id=e.id + n * ids, step=e.step + n * steps, deps=tuple(d + n * ids for d in e.deps))
+            for n in range(times)
+            for e in events
+        )
+    return dataclasses.replace(trace, ranks=ranks)
 
 
 def save(trace: Trace, folder: Path, format: str = "recjax") -> Path:
