@@ -80,6 +80,14 @@ def test_what_strict_json_refuses(text, message):
     assert strict_json.parse("[" * 64 + "]" * 64)
 
 
+def test_values_are_counted_outside_of_strings_before_any_is_made():
+    text = '[{"a": "[[[,,,{{{\\\\"}, "\\",{[", 1]'  # two lists or objects and two commas
+    assert strict_json.parse(text, most=4) == [{"a": "[[[,,,{{{\\"}, '",{[', 1]
+    with pytest.raises(strict_json.JsonError, match="its 4 lists, objects and commas are more than the 3"):
+        strict_json.parse(text, most=3)
+    assert strict_json.count_above('["' + '\\"' * 10**6, "[", 0) == 1  # a string without its end, in linear time
+
+
 @given(st.text(max_size=40) | st.sampled_from(["data", "model", "train.steps", "x" * 5000]), st.text(max_size=40))
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=5000, max_examples=50)
 def test_any_override_is_taken_or_refused(key, value):
