@@ -139,7 +139,7 @@ def main() -> int:
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
-            process = multiprocessing.get_context("spawn").Process(
+            process = multiprocessing.get_context("fork").Process(
                 target=read_many, args=(name, options.seed, seconds, report)
             )
             process.start()
