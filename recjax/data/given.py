@@ -49,8 +49,9 @@ def check_schema(schema: Any) -> Schema:
                     )
                 )
     names = [feature.name for feature in schema.features]
-    wrong = [name for name in (*schema.dense, *names) if not isinstance(name, str)]
-    wrong = wrong or [name for group in (schema.dense, names) if (name := first_repeated(group)) is not None]
+    wrong: list[Any] = [name for name in (*schema.dense, *names) if not isinstance(name, str)]
+    if not wrong:
+        wrong = [twice for twice in (first_repeated(schema.dense), first_repeated(names)) if twice is not None]
     if wrong:
         raise DataError(f"the schema names {wrong[0]!r:.80} twice, or not as text. Give each column a name of its own.")
     features = (

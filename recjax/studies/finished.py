@@ -81,7 +81,7 @@ class Finished:
         return self.results[part]
 
 
-def _setup_of(folder: Path, new: dict[str, Any]) -> dict[str, Any]:
+def _setup_of(folder: Path, new: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a study's folder says that its results depend on, `new` if it says nothing yet (DataError)."""
     path = folder / SETUP
     if not path.exists():

@@ -157,7 +157,7 @@ def test_mistakes_are_named(shop):
         (asked([row] * 601), "has 601 candidates"),
         (
             b'{"candidates": [' + b"{}," * 10**6 + b"{}]}",
-            "has 1,000,002 objects, and at most 600 candidates are scored",
+            "has 1,000,002 objects, and at most 600",
         ),
         (asked([row, rest]), r"candidates\[1\]: the key 'user' is missing; the row has city"),
         (asked([rest, row], {"user": 3}), r"candidates\[1\] has 'user', which stands under user too"),
