@@ -1,21 +1,24 @@
 r"""What a training step consists of when it is compiled for accelerators that need not be there: a row of a table.
 
-    PYTHONPATH=tests python benchmarks/compiled_programs.py h200 bench_mlperf64
-    PYTHONPATH=tests python benchmarks/compiled_programs.py v5e bench_kaggle16 mesh.devices=16 mesh.hosts=4 \
-        train.batch_size=65536
+    python benchmarks/compiled_programs.py h200 bench_mlperf64
+    python benchmarks/compiled_programs.py v5e bench_kaggle16 mesh.devices=16 mesh.hosts=4 train.batch_size=65536
 
 It takes the extra `aot`. Sizes of exchanges come from the first batch. Copies are operations that make an array of the
 largest buffer's size, launches the operations that a device is given in one step. All sizes are MiB of one device.
 """
 
 import argparse
+import sys
+from pathlib import Path
 
 import jax
-from support import aot
 
-from recjax.config import presets
-from recjax.lab.predict.targets import PLATFORM
-from recjax.planning.compiled_collectives import collectives
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support import aot  # noqa: E402
+
+from recjax.config import presets  # noqa: E402
+from recjax.lab.predict.targets import PLATFORM  # noqa: E402
+from recjax.planning.compiled_collectives import collectives  # noqa: E402
 
 TITLES = (
     "preset",

@@ -2,10 +2,11 @@
 
     python benchmarks/fuzz_readers.py [--minutes 10] [--reader NAME] [--seed 0]
 
-Damages good files (tests/fuzzing.py) and reads them, each reader in a process of its own with a limit of memory. Prints
-a line for each reader: inputs tried, accepted, refused with a clear error, growth of memory after the first fifth. Ends
-with status 1 after anything else: another exception, a crash, more than 5 s for an input, or growth above 64 MiB;
-then also prints the number of the input, which `--reader NAME --number N` reads again.
+Damages good files (tests/support/fuzzing.py) and reads them, each reader in a process of its own with a limit of
+memory. Prints a line for each reader: inputs tried, accepted, refused with a clear error, growth of memory after the
+first fifth. Ends with status 1 after anything else: another exception, a crash, more than 2 s of CPU (or 20 s of
+waiting) or 500 MB for an input, or growth above 64 MiB; then also prints the number of the input, which `--reader NAME
+--number N` reads again.
 """
 
 import argparse
@@ -26,20 +27,30 @@ import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-import fuzzing  # noqa: E402
+from support import fuzzing  # noqa: E402
 
-from recjax.errors import RecjaxError  # noqa: E402
-
-SECONDS, GROWTH_MIB, ROOM_GIB = 5, 64, 3
+CPU_S, WAIT_S, INPUT_MB, GROWTH_MIB, ROOM_GIB = 2, 20, 500, 64, 3
 
 
 class TookTooLong(Exception):
     """An input was not done in time."""
 
 
+class TookTooMuch(Exception):
+    """An input took too much memory."""
+
+
 def resident_mib() -> float:
     """Memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
+
+
+def peak_mb(reset: bool = False) -> float:
+    """Most memory of this process since it was last reset."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024 / 1e6
 
 
 def late(*_: object) -> None:
@@ -53,26 +64,39 @@ def try_one(name: str, number: int, seed: int, folder: Path) -> str:
     folder.mkdir(parents=True)
     target = fuzzing.TARGETS[name]
     fuzzing.damaged(target, folder, random.Random(f"{name} {seed} {number}"))
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    before = peak_mb(reset=True)
+    signal.setitimer(signal.ITIMER_PROF, CPU_S)
+    signal.setitimer(signal.ITIMER_REAL, WAIT_S)
     try:
         target.read(folder)
         return "accepted"
-    except RecjaxError as error:
+    except target.refusals as error:
         assert str(error).strip()
         return type(error).__name__
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
+        if (more := peak_mb() - before) > INPUT_MB:
+            raise TookTooMuch(f"{more:.0f} MB")
+
+
+def watch() -> None:
+    """Ends an input that is late by an exception."""
+    signal.signal(signal.SIGALRM, late)
+    signal.signal(signal.SIGPROF, late)
 
 
 def read_many(name: str, seed: int, seconds: float, report: Path) -> None:
     """Reads inputs until the time is over; keeps the report up to date."""
     faulthandler.enable()
-    signal.signal(signal.SIGALRM, late)
+    watch()
     outcomes: collections.Counter[str] = collections.Counter()
     failures: dict[str, str] = {}
     begin, settled, number = time.monotonic(), 0.0, 0
     with tempfile.TemporaryDirectory(prefix="recjax-fuzz-") as folder:
-        try_one(name, -1, seed, Path(folder) / "input")  # imports, and files that are made once
+        (Path(folder) / "good").mkdir()
+        fuzzing.TARGETS[name].write(Path(folder) / "good")
+        fuzzing.TARGETS[name].read(Path(folder) / "good")  # imports, and what is made once
         resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[0], -1))
         used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
         resource.setrlimit(resource.RLIMIT_AS, (used + ROOM_GIB * 2**30, -1))
@@ -104,7 +128,7 @@ def main() -> int:
     parser.add_argument("--number", type=int, help="read this input alone, in this process")
     options = parser.parse_args()
     if options.number is not None:
-        signal.signal(signal.SIGALRM, late)
+        watch()
         with tempfile.TemporaryDirectory() as folder:
             print(try_one(options.reader, options.number, options.seed, Path(folder) / "input"))
         return 0
@@ -115,7 +139,7 @@ def main() -> int:
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
-            process = multiprocessing.get_context("spawn").Process(
+            process = multiprocessing.get_context("fork").Process(
                 target=read_many, args=(name, options.seed, seconds, report)
             )
             process.start()

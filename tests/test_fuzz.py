@@ -11,7 +11,7 @@ from support import fuzzing
 from recjax import settings as machinery
 from recjax.config import presets
 from recjax.data.prepare.work_folder import WorkFolder
-from recjax.errors import ConfigError, RecjaxError
+from recjax.errors import ConfigError
 from recjax.utils import strict_json
 
 INPUTS = 12
@@ -26,7 +26,7 @@ def test_damaged_files_are_read_or_refused(tmp_path, name):
         fuzzing.damaged(target, folder, random.Random(f"{name} {number}"))
         try:
             target.read(folder)
-        except RecjaxError as error:
+        except target.refusals as error:
             assert str(error)
 
 
@@ -78,6 +78,14 @@ def test_what_strict_json_refuses(text, message):
     with pytest.raises(strict_json.JsonError, match=message):
         strict_json.parse(text)
     assert strict_json.parse("[" * 64 + "]" * 64)
+
+
+def test_values_are_counted_outside_of_strings_before_any_is_made():
+    text = '[{"a": "[[[,,,{{{\\\\"}, "\\",{[", 1]'  # two lists or objects and two commas
+    assert strict_json.parse(text, most=4) == [{"a": "[[[,,,{{{\\"}, '",{[', 1]
+    with pytest.raises(strict_json.JsonError, match="its 4 lists, objects and commas are more than the 3"):
+        strict_json.parse(text, most=3)
+    assert strict_json.count_above('["' + '\\"' * 10**6, "[", 0) == 1  # a string without its end, in linear time
 
 
 @given(st.text(max_size=40) | st.sampled_from(["data", "model", "train.steps", "x" * 5000]), st.text(max_size=40))

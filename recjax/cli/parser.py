@@ -149,6 +149,12 @@ def make_parser(verb: str | None = None) -> argparse.ArgumentParser:
     which.add_argument(
         "--results", action="store_true", help="only gather the results of finished runs: table, results.jsonl, picture"
     )
+    sweep.add_argument(
+        "--runs-at-most",
+        type=int,
+        metavar="N",
+        help="refuse a file that stands for more runs than N (default: 10,000); they are counted first",
+    )
 
     tune = common.verb(
         names,

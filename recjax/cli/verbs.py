@@ -167,10 +167,11 @@ def sweep(options: argparse.Namespace) -> None:
     """Trains the runs of a sweep."""
     from recjax.config import preset_files
     from recjax.sweep import report, run
-    from recjax.sweep.file import read_sweep
+    from recjax.sweep.file import RUNS, read_sweep
     from recjax.utils.files import write_whole
 
-    sweep = read_sweep(preset_files.find_sweep(options.file), options.out, trust_code=options.trust_code)
+    most = RUNS if options.runs_at_most is None else options.runs_at_most
+    sweep = read_sweep(preset_files.find_sweep(options.file), options.out, most, trust_code=options.trust_code)
     if options.dry_run:
         lines = [{"index": r.index, "swept": r.swept, "command": r.command, "out": str(r.out)} for r in sweep.runs]
         write_result(options, {"out": str(sweep.out), "runs": lines}, lambda: "\n".join(r.command for r in sweep.runs))

@@ -16,6 +16,7 @@ import numpy as np
 from recjax.data.batch import Bags, Batch, Feature, Label, LabelKind, Schema, validate
 from recjax.data.source import SPLITS, split_called
 from recjax.errors import DataError
+from recjax.utils.repeats import first_repeated
 
 _MOST_EXACT = 2.0**53  # beyond it floats leave integers out
 
@@ -48,9 +49,11 @@ def check_schema(schema: Any) -> Schema:
                     )
                 )
     names = [feature.name for feature in schema.features]
-    for name in (*schema.dense, *names):
-        if not isinstance(name, str) or names.count(name) > 1 or list(schema.dense).count(name) > 1:
-            raise DataError(f"the schema names {name!r:.80} twice, or not as text. Give each column a name of its own.")
+    wrong: list[Any] = [name for name in (*schema.dense, *names) if not isinstance(name, str)]
+    if not wrong:
+        wrong = [twice for twice in (first_repeated(schema.dense), first_repeated(names)) if twice is not None]
+    if wrong:
+        raise DataError(f"the schema names {wrong[0]!r:.80} twice, or not as text. Give each column a name of its own.")
     features = (
         dataclasses.replace(f, rows=int(f.rows), bag=None if f.bag is None else int(f.bag)) for f in schema.features
     )
@@ -63,9 +66,9 @@ def _labels(schema: Schema) -> tuple[Any, ...]:
         raise DataError(
             f'the schema\'s labels are {_a(labels)}, not a tuple. Write labels=(Label("clicked"),), with its comma.'
         )
-    names = [getattr(label, "name", None) for label in labels]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise DataError(f"the schema has two labels {twice[0]!r:.80}. Give each a name of its own.")
+    names = (label.name for label in labels if isinstance(label, Label) and isinstance(label.name, str))
+    if (twice := first_repeated(names)) is not None:
+        raise DataError(f"the schema has two labels {twice!r:.80}. Give each a name of its own.")
     return tuple(labels)
 
 

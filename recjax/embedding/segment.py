@@ -17,6 +17,7 @@ from recjax.embedding.quantize import Precision
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 from recjax.settings.values import check_ranges
+from recjax.utils.repeats import first_repeated
 
 Placement = Literal["row_wise", "table_wise", "column_wise", "data_parallel", "table_row_wise", "grid"]
 PLACEMENTS: tuple[str, ...] = get_args(Placement)
@@ -119,8 +120,7 @@ def check_segments(segments: Sequence[Segment], table: TableSpec, place: str) ->
     for number, segment in enumerate(segments, 1):
         selector: Selector = segment.rows if isinstance(segment.rows, str) else segment.rows.ids
         numbers.setdefault(selector, []).append(number)
-        if isinstance(segment.owners, tuple) and len(set(segment.owners)) < len(segment.owners):
-            twice = next(n for n in segment.owners if segment.owners.count(n) > 1)
+        if isinstance(segment.owners, tuple) and (twice := first_repeated(segment.owners)) is not None:
             _refuse(place, f"segment {number} lists device {twice} twice among its owners", "Leave one of them out")
     _check_rows(numbers, table.rows, place)
     for number, segment in enumerate(segments, 1):

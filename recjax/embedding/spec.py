@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, get_args
 from recjax.embedding.optim import EVERY_ROW_VALUES, SparseOptimizer
 from recjax.errors import ConfigError
 from recjax.settings.values import check_ranges
+from recjax.utils.repeats import first_repeated
 
 Pooling = Literal["sum", "mean", "none"]
 TableDtype = Literal["float32", "bfloat16"]
@@ -143,9 +144,8 @@ def check_specs(tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...]
       ConfigError: naming the offender.
     """
     for kind, names in (("table", [t.name for t in tables]), ("feature", [f.name for f in features])):
-        twice = sorted({n for n in names if names.count(n) > 1})
-        if twice:
-            raise ConfigError(f"{kind} name {twice[0]!r} is used twice; every {kind} needs a name of its own.")
+        if (twice := first_repeated(names)) is not None:
+            raise ConfigError(f"{kind} name {twice!r} is used twice; every {kind} needs a name of its own.")
     known = {t.name for t in tables}
     for feature in features:
         if feature.table not in known:

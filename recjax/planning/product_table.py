@@ -7,6 +7,7 @@ A file is what `recjax bench PRESET --products FILE` writes: {"format", "version
 from __future__ import annotations
 
 import dataclasses
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,8 @@ def strict_json_of(path: Path | str) -> Any:
       ConfigError: it cannot be read, or holds no JSON.
     """
     try:
+        if expanded(path).exists() and not expanded(path).is_file():  # a pipe, say, that would be waited for for ever
+            raise OSError(errno.EINVAL, "it is no regular file")
         return strict_json.parse(expanded(path).read_bytes())
     except (OSError, strict_json.JsonError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)

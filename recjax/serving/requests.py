@@ -156,6 +156,11 @@ class RequestReader:
         return [name for name in shared if any(name in names for names in both)]
 
     def _parts(self, body: bytes) -> tuple[Object, list[Object]]:
+        # The request's object, the user's and one for each candidate; a value is none.
+        if objects := strict_json.count_above(body.decode(errors="replace"), "{", self._most + 2):
+            raise BadRequestError(
+                f"the request has {objects:,} objects, and at most {self._most:,} candidates are scored. Split it."
+            )
         try:
             given = strict_json.parse(body)
         except strict_json.JsonError as error:

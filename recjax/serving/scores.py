@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from recjax.errors import ConfigError, TrainingError
 from recjax.utils.files import replacing
+from recjax.utils.repeats import first_repeated
 
 _OURS = {
     ".csv": re.compile(rb'row,(logit,probability[,\r\n]|[^\r\n]*\.(logit|prediction|class)"?[,\r\n])'),
@@ -52,9 +53,9 @@ def refuse_columns(names: Sequence[str], own: Sequence[str] = ()) -> None:
       names: of the carried columns.
       own: those of the scores beside the row's number.
     """
-    if twice := [name for name in names if name in ("row", *own) or list(names).count(name) > 1]:
+    if (twice := first_repeated(["row", *dict.fromkeys(own), *names])) is not None:
         raise ConfigError(
-            f"columns: {twice[0]!r} would stand in the scores twice (they have {', '.join(('row', *own))} of their "
+            f"columns: {twice!r} would stand in the scores twice (they have {', '.join(('row', *own))} of their "
             "own). Name the columns that you want, each once, or rename that one in the input."
         )
 

@@ -23,6 +23,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
+import re
 import shlex
 import tomllib
 from collections.abc import Sequence
@@ -34,9 +36,12 @@ from recjax.config.choice import HIGHER_IS_BETTER
 from recjax.config.run import RunConfig
 from recjax.errors import ConfigError
 from recjax.settings.values import either, written
+from recjax.utils import strict_json
 from recjax.utils.text import did_you_mean
 
 KEYS = ("preset", "overrides", "sort", "grid", "zip")
+RUNS = 10_000  # of a file, unless more are asked for: what is beyond is mostly a list too many
+_LONG_KEY = re.compile(r"(?<![^\s=.,\[\]{}#])(?:[^\s=.,\[\]{}#]++[ \t]*+\.[ \t]*+){64}")  # of 65 parts: a.b.c...
 # Measure of a run -> whether more of it is better.
 SORTS = {
     **{
@@ -120,18 +125,21 @@ class Sweep:
     runs: tuple[Run, ...]
 
 
-def read_sweep(file: Path, out: Path | None = None, *, trust_code: bool = False) -> Sweep:
+def read_sweep(file: Path, out: Path | None = None, runs_at_most: int = RUNS, *, trust_code: bool = False) -> Sweep:
     """Reads a sweep file and checks the config of every run.
 
     Args:
       file: path of the TOML file.
       out: the sweep's folder; None takes runs/sweep-NAME, after the file.
+      runs_at_most: how many runs it may stand for; they are counted before any config is made.
       trust_code: run the preset that it names wherever that lies.
 
     Raises:
       ConfigError: the file cannot be read, is no TOML, or holds a key or value that is wrong; two of its runs are the
-        same; its preset may be somebody else's program. The message names the file and the key.
+        same, or there are too many; its preset may be somebody else's program. The message names the file and the key.
     """
+    if runs_at_most < 1:
+        raise ConfigError(f"--runs-at-most {runs_at_most}: give a number from 1 on, such as {RUNS}.")
     plain = read_toml(file)
     try:
         if "search" in plain:
@@ -142,6 +150,7 @@ def read_sweep(file: Path, out: Path | None = None, *, trust_code: bool = False)
             known = either([*SORTS, "of several labels validation.LABEL.MEASURE"])
             raise ConfigError(f"sort is {json.dumps(sort, default=str)}; expected {known}.")
         axes = _axes(plain, fixed)
+        _check_count(axes, runs_at_most)
         folder = out or Path("runs") / f"sweep-{file.stem}"
         preset_files.require_trusted(preset, file, trust_code)
         runs = _runs(preset, fixed, axes, folder)
@@ -182,18 +191,22 @@ def read_toml(file: Path) -> dict[str, Any]:
     if file.exists() and not file.is_file():
         raise ConfigError(f"cannot read the sweep file {file}: it is no regular file.")
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        plain = None if _LONG_KEY.search(text) else tomllib.loads(text)  # whose time is that length squared
     except OSError as error:
         raise ConfigError(f"cannot read the sweep file {file}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is not UTF-8 text ({error.reason}). A sweep file is TOML.") from error
     except RecursionError:
-        raise ConfigError(f"{file}: not valid TOML: nested too deeply.") from None
+        plain = None
     except ValueError as error:  # TOMLDecodeError, and what int() raises at thousands of digits
         raise ConfigError(
             f"{file}: not valid TOML: {error}. Texts stand in quotes; so must a key below another key of the same "
             'table, as in "embedding.optimizer" and "embedding.optimizer.learning_rate".'
         ) from error
+    if plain is None or strict_json.nested_too_deep(plain):
+        raise ConfigError(f"{file}: not valid TOML: nested too deeply.")
+    return plain
 
 
 def _axes(plain: dict[str, Any], fixed: Sequence[str]) -> tuple[Axis, ...]:
@@ -216,6 +229,18 @@ def _axes(plain: dict[str, Any], fixed: Sequence[str]) -> tuple[Axis, ...]:
     if not axes:
         raise ConfigError('it varies nothing. Give lists under [grid] or [zip], for example "seed" = [0, 1, 2].')
     return tuple(axes)
+
+
+def _check_count(axes: Sequence[Axis], runs_at_most: int) -> None:
+    """Refuses a file of more runs than `runs_at_most` (ConfigError)."""
+    lengths = [len(axis.points) for axis in axes]
+    if (runs := math.prod(lengths)) > runs_at_most:
+        lists = ", ".join(f"{', '.join(axis.keys)[:80]} has {len(axis.points):,}" for axis in axes[:20])
+        raise ConfigError(
+            f"it stands for {runs:,} runs, and {runs_at_most:,} are the most unless you say otherwise. Every list "
+            f"under grid multiplies them: {lists}. Shorten them, draw settings at random with `recjax tune`, or give "
+            f"--runs-at-most {runs}."
+        )
 
 
 def _lists(value: Any, section: str, key: str = "") -> list[tuple[str, list[str]]]:

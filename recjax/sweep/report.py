@@ -119,12 +119,13 @@ def points(
       The positions on the other axes -> position on this axis -> values, one for each seed.
     """
     lines: dict[tuple[tuple[str, ...], ...], dict[int, list[float]]] = {}
+    positions = {point: position for position, point in enumerate(axis.points)}
     for result in results:
         if math.isnan(value := measure(result, name)):
             continue
         place = {a: tuple(result["swept"][key] for key in a.keys) for a in (axis, *others)}
         line = lines.setdefault(tuple(place[a] for a in others), {})
-        line.setdefault(axis.points.index(place[axis]), []).append(value)
+        line.setdefault(positions[place[axis]], []).append(value)
     return lines
 
 

@@ -32,7 +32,8 @@ from recjax.config import preset_files, presets
 from recjax.config.run import RunConfig
 from recjax.errors import ConfigError
 from recjax.settings.values import either, written
-from recjax.sweep.file import Axis, Run, check_keys, direction, read_toml
+from recjax.sweep.file import RUNS, Axis, Run, check_keys, direction, read_toml
+from recjax.utils.repeats import first_repeated
 
 KEYS = ("preset", "overrides", "sort", "trials", "sampler", "pruner", "warmup", "seed", "search")
 SAMPLERS = ("tpe", "random")
@@ -184,6 +185,11 @@ def read_search(file: Path, out: Path | None = None, trials: int | None = None, 
         dimensions = tuple(_dimension(key, value) for key, value in _leaves(plain.get("search", {}), ""))
         if not dimensions:
             raise ConfigError('it varies nothing. Give values under [search], for example "embedding.dim" = [8, 16].')
+        if (values := sum(len(dimension.samples) for dimension in dimensions)) > RUNS:
+            raise ConfigError(
+                f"its lists under search hold {values:,} values, and {RUNS:,} are the most: each is tried in the "
+                'config first. Give ranges for numbers, such as "seed" = {low = 0, high = 100_000}.'
+            )
         for dimension in dimensions:
             if text := next((text for text in fixed if text.partition("=")[0] == dimension.key), None):
                 raise ConfigError(f"{dimension.key} stands under overrides ({text}) and under search. Leave one out.")
@@ -209,8 +215,8 @@ def _dimension(key: str, value: Any) -> Dimension:
     example = f'"{key}" = [8, 16] or "{key}" = {{low = 0.01, high = 1, log = true}}'
     if isinstance(value, list) and value:
         texts = tuple(written(item) for item in value)
-        if twice := [text for text in texts if texts.count(text) > 1]:
-            raise ConfigError(f"{place} holds {twice[0]} twice. Leave one out.")
+        if (twice := first_repeated(texts)) is not None:
+            raise ConfigError(f"{place} holds {twice} twice. Leave one out.")
         return Dimension(key, texts)
     if not isinstance(value, dict):
         raise ConfigError(

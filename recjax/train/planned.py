@@ -11,7 +11,6 @@ planned again, for the machine of the run folder.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +43,7 @@ from recjax.planning.tier_choice import choose, room
 from recjax.train.dense_sizes import dense_sizes
 from recjax.train.run import sources
 from recjax.train.table_specs import specs
+from recjax.utils import strict_json
 from recjax.utils.files import write_json, write_whole
 
 CHOICE, MACHINE = "choice.json", "machine.json"  # in a run folder, beside `sources.PLAN`
@@ -264,7 +264,7 @@ def with_recorded_plan(config: RunConfig, run: Path) -> RunConfig:
     if not by_machine(config) or not begun or not (run / CHOICE).is_file():
         return config
     try:
-        choice = json.loads((run / CHOICE).read_text(encoding="utf-8"))
+        choice = strict_json.parse((run / CHOICE).read_bytes())
         mesh, bucket, routing = choice["mesh"], float(choice["bucket_mib"]), choice["routing"]
         cache_bytes = int((choice.get("tier") or {}).get("device_bytes", 0))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -155,6 +155,10 @@ def test_mistakes_are_named(shop):
         (b'{"candidates": [3]}', r"candidates\[0\] is no object"),
         (b'{"candidates": []}', "candidates is empty. Give 1 to 600"),
         (asked([row] * 601), "has 601 candidates"),
+        (
+            b'{"candidates": [' + b"{}," * 10**6 + b"{}]}",
+            "has 1,000,002 objects, and at most 600",
+        ),
         (asked([row, rest]), r"candidates\[1\]: the key 'user' is missing; the row has city"),
         (asked([rest, row], {"user": 3}), r"candidates\[1\] has 'user', which stands under user too"),
         (asked([rest], {"user": "x"}), "user: 'user' is \"x\", not an integer of 64 bits"),

@@ -6,12 +6,10 @@ A reader must accept an input or refuse it with a `RecjaxError`; anything else i
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import gzip
 import hashlib
 import json
-import random
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -41,32 +39,11 @@ from recjax.train.checkpoint import manifest as checkpoints
 from recjax.train.run import sources
 from recjax.train.run.folder import read_config
 from support import damage_at_random as damage
-from support import shop, tables
+from support import fuzz_tools, shop, tables
 from support import yelp as yelp_support
 from support.criteo import random_rows, text
+from support.fuzz_target import Random, Target, good, texts
 from support.machines import MACHINE
-
-Random = random.Random
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """One kind of reader.
-
-    Attributes:
-      write: puts good files into an empty folder.
-      read: reads them all.
-      touch: brings checksums up to date after the damage, so that it reaches what lies behind them.
-      zipped: whether files may also come gzipped.
-      pipes: whether a pipe must be refused; else one may be given on purpose, and is waited for.
-    """
-
-    write: Callable[[Path], object]
-    read: Callable[[Path], object]
-    touch: Callable[[Path, Random], object] = lambda folder, rng: None
-    zipped: bool = False
-    pipes: bool = True
-
 
 # Texts in the datasets' formats.
 
@@ -129,16 +106,6 @@ PLAN = json.dumps(
 )
 
 
-def texts(files: dict[str, str]) -> Callable[[Path], None]:
-    """Writes these files."""
-
-    def write(folder: Path) -> None:
-        for name, content in files.items():
-            (folder / name).write_text(content, encoding="utf-8")
-
-    return write
-
-
 def chunks(open_raw: Callable[..., Any], config: Any) -> Callable[[Path], None]:
     """Reads a dataset's raw files."""
 
@@ -155,22 +122,6 @@ def read_blocks(folder: Path) -> None:
         for index in range(min(10, len(source.row_counts(split)))):
             source.read(split, index)
     open_encoder(folder)
-
-
-_good: dict[str, Path] = {}  # folders that take long to make, made once
-
-
-def good(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
-    """Copies a folder that `make` makes once."""
-
-    def write(folder: Path) -> None:
-        if name not in _good:
-            _good[name] = Path(tempfile.mkdtemp(prefix="recjax-fuzz-")) / name
-            _good[name].mkdir()
-            make(_good[name])
-        shutil.copytree(_good[name], folder, dirs_exist_ok=True)
-
-    return write
 
 
 def prepare(folder: Path) -> None:
@@ -247,9 +198,14 @@ def write_journal(folder: Path) -> None:
     (folder / "journal.jsonl").write_text(json.dumps(line | {"dense": dense}) + "\n")
 
 
-def write_table(form: str, lists: bool = True) -> Callable[[Path], object]:
+def write_table(form: str) -> Callable[[Path], object]:
     """Clicks as a file of this format."""
-    return lambda folder: tables.write(tables.clicks(40, lists=lists), folder / f"t.{form}")
+    return lambda folder: grow_table(form)(folder, 0)
+
+
+def grow_table(form: str) -> Callable[[Path, int], object]:
+    """More clicks as a file of this format."""
+    return lambda folder, size: tables.write(tables.clicks(40 + size // 60, lists=form != "csv"), folder / f"t.{form}")
 
 
 def read_table(folder: Path) -> None:
@@ -268,7 +224,7 @@ def read_json_rows(folder: Path) -> None:
 def _encoder() -> Any:
     with tempfile.TemporaryDirectory() as folder:
         good("blocks", prepare)(Path(folder))
-    return open_encoder(_good["blocks"])
+        return open_encoder(Path(folder))
 
 
 def write_json_rows(folder: Path) -> None:
@@ -311,9 +267,9 @@ TARGETS: dict[str, Target] = {
     "movielens, ::": Target(texts(ONE_M), chunks(movielens.open_raw, movielens.MovieLens()), zipped=True),
     "yelp": Target(yelp_support.write, chunks(yelp.open_raw, yelp.Yelp()), zipped=True),
     "yelp, skipping": Target(yelp_support.write, chunks(yelp.open_raw, yelp.Yelp(on_error="skip")), zipped=True),
-    "table, CSV": Target(write_table("csv", lists=False), read_table, zipped=True),
-    "table, Parquet": Target(write_table("parquet"), read_table),
-    "table, Arrow": Target(write_table("feather"), read_table),
+    "table, CSV": Target(write_table("csv"), read_table, zipped=True, grow=grow_table("csv")),
+    "table, Parquet": Target(write_table("parquet"), read_table, grow=grow_table("parquet")),
+    "table, Arrow": Target(write_table("feather"), read_table, grow=grow_table("feather")),
     "rows, JSON lines": Target(write_json_rows, read_json_rows, pipes=False),
     "rows, Criteo": Target(
         texts({"rows.txt": CRITEO}),
@@ -340,6 +296,7 @@ TARGETS: dict[str, Target] = {
         write_plan,
         lambda folder: make_plan(str(folder / "p.json"), (TableSpec("t", 100, 8, Sgd()),)),
     ),
+    **fuzz_tools.TARGETS,
 }
 
 

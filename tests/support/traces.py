@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,19 @@ def by_hand() -> Trace:
             ),
         )
     return Trace(4, ranks, {"source": "by hand", "config": {"train.batch_size": "8"}})
+
+
+def longer(trace: Trace, times: int) -> Trace:
+    """The trace again and again, its steps one after the other."""
+    ranks = {}
+    for rank, events in trace.ranks.items():
+        steps, ids = events[-1].step + 1, events[-1].id + 1
+        ranks[rank] = tuple(
+            dataclasses.replace(e, id=e.id + n * ids, step=e.step + n * steps, deps=tuple(d + n * ids for d in e.deps))
+            for n in range(times)
+            for e in events
+        )
+    return dataclasses.replace(trace, ranks=ranks)
 
 
 def save(trace: Trace, folder: Path, format: str = "recjax") -> Path:
@@ -157,3 +171,31 @@ def chakra_graph(rank: int) -> dict[str, Any]:
         {"Id": 9, "Name": "hand over", "NodeType": 6 if rank else 5, "is_cpu_op": False, "data_deps": [7], **ends},
     ]
     return {"workload_graph": nodes}
+
+
+SEND, REDUCE = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
+# (name, launched at, begins at, for so long), in us: ids, rows, gradients, and computing. Rank 1 is late for rows.
+RAN = {
+    0: [(SEND, 1, 10, 20), ("gemm", 2, 40, 30), (SEND, 3, 100, 60), (REDUCE, 5, 200, 15), ("adam", 6, 150, 100)],
+    1: [(SEND, 1, 12, 18), ("gemm", 2, 40, 110), (SEND, 3, 155, 5), (REDUCE, 5, 201, 14)],
+}
+
+
+def profile(rank: int) -> dict[str, Any]:
+    """What PyTorch's profiler writes of the step of `pytorch`."""
+    events = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python3"}}]
+    for number, (name, launched, start, took) in enumerate(RAN[rank]):
+        args = {"correlation": number + 7}
+        events.append({"ph": "X", "cat": "kernel", "name": name, "ts": 1000 + start, "dur": took, "args": args})
+        events.append(
+            {
+                "ph": "X",
+                "cat": "cuda_runtime",
+                "name": "cudaLaunchKernel",
+                "ts": 1000 + launched,
+                "dur": 1,
+                "args": args,
+            }
+        )
+    whole = {"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2}}
+    return whole | {"traceEvents": events}

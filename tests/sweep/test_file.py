@@ -2,6 +2,7 @@
 
 import itertools
 import shlex
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -162,6 +163,45 @@ def test_files_that_cannot_be_read(tmp_path):
     assert_refused(inside("sweep", tmp_path / "bytes.toml"), 2, r"bytes\.toml is not UTF-8 text")
     with pytest.raises(ConfigError, match="cannot read the sweep file"):
         read_sweep(tmp_path)
+
+
+THOUSANDS = {
+    key: list(range(1, 1001)) for key in ("seed", "train.batch_size", "train.steps", "embedding.dim", "data.rows")
+}
+
+
+def grid(lists):
+    return ONE + "[grid]\n" + "".join(f'"{key}" = {values}\n' for key, values in lists.items())
+
+
+def test_runs_are_counted_before_any_is_made(tmp_path):
+    """Five keys of a thousand values are 10^15 runs: said at once, without a config or a run for any of them."""
+    begin = time.process_time()
+    with pytest.raises(ConfigError, match=r"1,000,000,000,000,000 runs, and 10,000 are the most .* seed has 1,000, "):
+        sweep_of(tmp_path, grid(THOUSANDS))
+    assert time.process_time() - begin < 2
+
+
+def test_more_runs_are_allowed_on_demand(tmp_path):
+    (tmp_path / "mine.toml").write_text(grid({"seed": [0, 1, 2], "embedding.dim": [4, 8]}))
+    command = ("sweep", tmp_path / "mine.toml", "--dry-run")
+    assert_refused(inside(*command, "--runs-at-most", 5), 2, r"6 runs, and 5 are .* embedding\.dim has 2.*at-most 6")
+    assert len(inside(*command, "--runs-at-most", 6).out.splitlines()) == 6
+    assert_refused(inside(*command, "--runs-at-most", 0), 2, r"--runs-at-most 0: give a number from 1 on")
+
+
+def test_a_search_tries_no_more_values_than_a_sweep_has_runs(tmp_path):
+    (tmp_path / "mine.toml").write_text(ONE + f"[search]\nseed = {list(range(10_001))}")
+    with pytest.raises(ConfigError, match=r"hold 10,001 values, and 10,000 are the most.*Give ranges"):
+        read_search(tmp_path / "mine.toml")
+
+
+@pytest.mark.parametrize("key", ["a." * 40_000, "'a' . " * 40_000, '"a".' * 40_000])
+def test_keys_of_many_parts_are_refused_at_once(tmp_path, key):
+    begin = time.process_time()
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        sweep_of(tmp_path, ONE + f"[grid]\n{key}b = [1]")
+    assert time.process_time() - begin < 1
 
 
 def test_dry_run_prints_the_lines_and_touches_nothing(tmp_path):

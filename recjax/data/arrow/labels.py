@@ -19,6 +19,7 @@ from recjax.data.arrow import convert
 from recjax.data.arrow.chunk_columns import Fault, shown
 from recjax.data.arrow.label import Label
 from recjax.errors import ConfigError, DataError
+from recjax.utils.repeats import first_repeated
 
 _OPTIONS = ("weight", "threshold", "positive")
 _MOST_CLASSES = 10_000
@@ -116,9 +117,8 @@ def parse(text: str) -> Labels | None:
     parts = [_parse_one(part, text) for part in text.split(",")]
     if len(parts) == 1 and parts[0] == Column(Label(text)):
         return None
-    names = [part.name for part in parts]
-    if twice := [name for name in names if names.count(name) > 1 or not name]:
-        raise ConfigError(f"label {text}: {twice[0]!r} is named twice, or not at all. Write for example {_EXAMPLE}.")
+    if (twice := first_repeated(["", *(part.name for part in parts)])) is not None:
+        raise ConfigError(f"label {text}: {twice!r} is named twice, or not at all. Write for example {_EXAMPLE}.")
     return Labels(tuple(parts))
 
 

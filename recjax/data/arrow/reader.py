@@ -26,6 +26,7 @@ from recjax.data.source import SPLITS
 from recjax.data.text.source_files import sha256
 from recjax.data.thread_map import ahead
 from recjax.errors import ConfigError, DataError
+from recjax.utils.repeats import first_repeated
 from recjax.utils.text import did_you_mean
 
 _THREADS = 2  # that convert rows; Arrow and NumPy let go of the interpreter for most of it
@@ -57,10 +58,9 @@ class TableReader:
           DataError: the files or their values are at fault: with file, row and column.
         """
         self._files = [(file, SPLITS.index(split)) for split, group in files.items() for file in group]
-        paths = [file.path for file, _ in self._files]
-        if doubled := [path for path in paths if paths.count(path) > 1]:
+        if (doubled := first_repeated(file.path for file, _ in self._files)) is not None:
             raise ConfigError(
-                f"{doubled[0]} is to be read for two splits, so what is tested would be known from training. Give each "
+                f"{doubled} is to be read for two splits, so what is tested would be known from training. Give each "
                 "split files of its own."
             )
         self._choices = choices

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from recjax.data.text.source_files import unreadable
 from recjax.errors import ConfigError, DataError
 from recjax.utils.paths import is_remote, place
+from recjax.utils.repeats import first_repeated
 from recjax.utils.text import did_you_mean
 
 Form = Literal["parquet", "orc", "csv", "arrow"]
@@ -145,8 +146,8 @@ def schema(file: TableFile) -> Any:
             found = _ipc(stream).schema
         else:
             found = pa.schema([(name, pa.binary()) for name in _csv(file, stream).schema.names])
-    if twice := [name for name in found.names if found.names.count(name) > 1 and name]:
-        raise DataError(f"{file} has two columns {twice[0]!r}. Rename one of them.")
+    if twice := first_repeated(name for name in found.names if name):
+        raise DataError(f"{file} has two columns {twice!r}. Rename one of them.")
     return found
 
 

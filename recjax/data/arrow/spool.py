@@ -14,6 +14,7 @@ import numpy as np
 from recjax.data.arrow import convert
 from recjax.data.arrow.scan import TableFile
 from recjax.errors import DataError, TrainingError
+from recjax.utils.repeats import first_repeated
 
 _ROWS = 2**16  # of a batch in the file
 _INDEX = re.compile(r"__index_level_\d+__")  # a column that pandas makes of an index without a name
@@ -62,8 +63,8 @@ def spool(data: Any, path: Path, title: str) -> TableFile:
 
     reader = _reader(data, title)
     names = [name for name in reader.schema.names if not _INDEX.fullmatch(name)]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise DataError(f"{title} has two columns {twice[0]!r}. Rename one of them.")
+    if (twice := first_repeated(names)) is not None:
+        raise DataError(f"{title} has two columns {twice!r}. Rename one of them.")
     empty = reader.schema.empty_table()
     schema = pa.schema([(name, convert.decoded(empty[name]).type) for name in names])
     try:

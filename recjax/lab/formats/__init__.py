@@ -1,6 +1,6 @@
 """Formats of communication traces: each a module with `read({rank: file})`, and most with `write(trace)`.
 
-`write` gives {file: content}.
+`write` gives {file: content}. Where files are JSON, `read` also takes the function that parses one of them.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from recjax.errors import ConfigError, DataError
 from recjax.lab.formats import chakra_et, chakra_graph, chakra_protobuf, param_basic, recjax_json
-from recjax.lab.formats.fields import parse
-from recjax.lab.formats.files import load, rank_files
+from recjax.lab.formats.fields import parse_file
+from recjax.lab.formats.files import rank_files
 from recjax.lab.formats.trace import Trace, checked
 from recjax.settings.values import either
 
@@ -39,17 +40,20 @@ def read_trace(folder: Path, format: str | None = None) -> Trace:
     if format is not None and format not in READ:
         raise ConfigError(f"--format {format} is not known; choose {either(list(READ))}.")
     files = rank_files(folder, "" if format is None else ".et" if format == "chakra-et" else ".json")
-    name = format or _found(files[min(files)])
-    trace: Trace = READ[name].read(files)
+    first = files[min(files)]
+    if first.suffix == ".et":
+        name = "chakra-et"
+        trace: Trace = READ[name].read(files)
+    else:
+        parsed = {first: parse_file(first)}  # once, for its format too
+        name = format or _format_of(first, parsed[first])
+        trace = READ[name].read(files, lambda path: parsed.pop(path) if path in parsed else parse_file(path))
     about = {**trace.about, "label": folder.resolve().name, "format": name}
     return checked(dataclasses.replace(trace, about=about), str(folder))
 
 
-def _found(path: Path) -> str:
-    """The format of one file."""
-    if path.suffix == ".et":
-        return "chakra-et"
-    value = parse(load(path), str(path))
+def _format_of(path: Path, value: Any) -> str:
+    """The format of a file that holds this JSON value."""
     if isinstance(value, list):
         return "param"
     if isinstance(value, dict) and "format" in value:

@@ -13,15 +13,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from recjax.errors import DataError
-from recjax.lab.formats.fields import Fields, is_whole, parse, shown
-from recjax.lab.formats.files import load
-from recjax.lab.formats.issued import Waited, process_groups, with_waits
+from recjax.lab.formats.fields import Fields, is_whole, parse, parse_file, shown
+from recjax.lab.formats.issued import Waited, with_waits
 from recjax.lab.formats.names import dtype_of, kind_of, written_dtype
+from recjax.lab.formats.process_groups import AllRanks, process_groups, world_of
 from recjax.lab.formats.trace import JOINED, MAX_EVENTS, Event, Trace
 from recjax.planning.compiled_collectives import PHASES
 
@@ -48,7 +48,7 @@ _PHASE = f"(?:{'|'.join(PHASES)})"
 _OWN = re.compile(rf"## ({_PHASE}(?:{re.escape(JOINED)}{_PHASE})*)(?:: (.*))? ##$")
 
 
-def read(files: Mapping[int, Path]) -> Trace:
+def read(files: Mapping[int, Path], parse_one: Callable[[Path], Any] = parse_file) -> Trace:
     """The trace of some ranks' files.
 
     Raises:
@@ -56,7 +56,7 @@ def read(files: Mapping[int, Path]) -> Trace:
     """
     world, ranks, schemas = max(files) + 1, {}, set()
     for rank, path in files.items():
-        whole = Fields(parse(load(path), str(path)), str(path))
+        whole = Fields(parse_one(path), str(path))
         if (schema := whole.text("schema")) not in SCHEMAS:
             raise DataError(f"{path}: schema {schema[:60]!r} is not known; this recjax reads {', '.join(SCHEMAS)}.")
         schemas.add(schema)
@@ -65,7 +65,7 @@ def read(files: Mapping[int, Path]) -> Trace:
             raise DataError(f"{path}: {len(nodes):,} nodes, more than the {MAX_EVENTS:,} that a trace may have.")
         read_one = [_node(n, i, schema, str(path)) for i, n in enumerate(nodes)]
         ranks[rank] = _events(sorted(read_one, key=lambda n: n.whole("id")), world, rank)
-        world = max([world, *(r + 1 for e in ranks[rank] for r in e.group)])
+        world = world_of(ranks[rank], world)
     return Trace(world, ranks, {"source": f"Chakra host execution trace {', '.join(sorted(schemas))}"})
 
 
@@ -87,12 +87,13 @@ def _node(values: Any, index: int, schema: str, path: str) -> Fields:
 def _events(nodes: list[Fields], world: int, rank: int) -> tuple[Event, ...]:
     by_id = {node.values["id"]: node for node in nodes}
     groups: dict[Any, tuple[int, ...]] = {}
-    waited = Waited()
+    all_ranks, waited = AllRanks(), Waited()
     events: list[Event] = []
     steps: list[int | None] = []
+    meanings: dict[int, _Meaning] = {}
     for node in nodes:
         if "process_group:init" in node.text("name"):
-            groups |= _groups(node)
+            groups |= _groups(node, all_ranks)
         if node.text("name") != "record_param_comms":
             continue
         values = node.items("inputs")
@@ -107,8 +108,8 @@ def _events(nodes: list[Fields], world: int, rank: int) -> tuple[Event, ...]:
         if kind == "wait":
             waited.wait(request, node.place)
             continue
-        group = groups.get(pg[0] if isinstance(pg, tuple) and pg else pg) or tuple(range(world))
-        phase, scope, found_step = _around(node, by_id)
+        group = groups.get(pg[0] if isinstance(pg, tuple) and pg else pg) or all_ranks.first(world, node.place)
+        phase, scope, found_step = _around(node, by_id, meanings)
         steps.append(found_step)
         head = Event(len(events), kind, phase, scope, str(values[4 - shift]), group=group)
         if kind in ("send", "recv"):
@@ -136,7 +137,7 @@ def _pair(peer: Any, group: tuple[int, ...], rank: int, node: Fields) -> tuple[i
     return rank, group[peer]
 
 
-def _groups(node: Fields) -> dict[Any, tuple[int, ...]]:
+def _groups(node: Fields, all_ranks: AllRanks) -> dict[Any, tuple[int, ...]]:
     """Process groups by their names and numbers."""
     values = node.items("inputs")
     if not values or not isinstance(values[0], str):
@@ -150,7 +151,7 @@ def _groups(node: Fields) -> dict[Any, tuple[int, ...]]:
         group = Fields(one, f"{node.place}, process groups")
         ranks = group.wholes("ranks", ())
         if not ranks and (size := group.whole("group_size", 0)) <= 2**16:
-            ranks = tuple(range(size))
+            ranks = all_ranks.first(size, node.place)
         for key in ("pg_name", "uid", "backend_id"):
             if isinstance(group.values.get(key), (int, str)):
                 found[group.values[key]] = ranks
@@ -164,7 +165,10 @@ def _sizes(node: Fields, values: list[Any], kind: str, members: int) -> dict[str
     if kind == "all_to_all" and len(values) > 6 and (values[5] or values[6]):
         lists = Fields({"in_split": values[5], "out_split": values[6]}, node.place)
         for name, key, total in (("sends", "in_split", in_bytes), ("receives", "out_split", out_bytes)):
-            elements = lists.wholes(key) or (total // item // members,) * members
+            elements = lists.wholes(key)
+            if len(elements) not in (0, members):
+                lists.refuse(key, elements, f"a list of {members} numbers, one for each rank of the group")
+            elements = elements or (total // item // members,) * members
             found[name] = tuple(n * item for n in elements)
     return found
 
@@ -195,8 +199,38 @@ def _nested(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], list)
 
 
-def _around(node: Fields, by_id: Mapping[int, Fields]) -> tuple[str, str, int | None]:
-    """(phase, scope, step) from the names around a node; the scope is the innermost `## label ##`."""
+@dataclasses.dataclass(frozen=True)
+class _Meaning:
+    """What the name of a node says of the collectives in it.
+
+    Attributes:
+      step: number of the step that it is; None if it is none.
+      label: the text of `## text ##`, or "".
+      phase: or "".
+      scope: of a node that is a phase of recjax's; None if it is none.
+    """
+
+    step: int | None
+    label: str
+    phase: str
+    scope: str | None
+
+
+def _meaning(name: str) -> _Meaning:
+    step = _STEP.search(name.strip("# "))
+    label = name.strip("# ") if name.startswith("##") else ""
+    if own := _OWN.match(name):
+        phase, scope = own.group(1), own.group(2) or ""
+    else:
+        phase, scope = next((of for part, of in _AROUND.items() if part in name), ""), None
+    return _Meaning(int(step.group(1)) if step else None, label, phase, scope)
+
+
+def _around(node: Fields, by_id: Mapping[int, Fields], meanings: dict[int, _Meaning]) -> tuple[str, str, int | None]:
+    """(phase, scope, step) from the names around a node; the scope is the innermost `## label ##`.
+
+    `meanings` are those of the nodes seen so far, by their ids: a long name is read once, however much is in it.
+    """
     label = phase = ""
     scope: str | None = None
     for _ in range(64):  # what is around a collective; parents may also go in a circle
@@ -204,16 +238,18 @@ def _around(node: Fields, by_id: Mapping[int, Fields]) -> tuple[str, str, int | 
         if not is_whole(parent) or parent == node.values["id"] or parent not in by_id:
             break
         node = by_id[parent]
-        name = node.text("name")
-        if step := _STEP.search(name.strip("# ")):
-            return phase, label if scope is None else scope, int(step.group(1))
+        if parent not in meanings:
+            meanings[parent] = _meaning(node.text("name"))
+        meaning = meanings[parent]
+        if meaning.step is not None:
+            return phase, label if scope is None else scope, meaning.step
         if phase:
             continue
-        if own := _OWN.match(name):
-            phase, scope = own.group(1), own.group(2) or ""
+        phase = meaning.phase
+        if meaning.scope is not None:
+            scope = meaning.scope
             continue
-        label = label or (name.strip("# ") if name.startswith("##") else "")
-        phase = next((of for part, of in _AROUND.items() if part in name), "")
+        label = label or meaning.label
         scope = label if phase else None
     return phase, label if scope is None else scope, None
 

@@ -11,13 +11,12 @@ nothing here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from recjax.lab.formats.chakra_protobuf import events_of, new_node
-from recjax.lab.formats.fields import Fields, parse
-from recjax.lab.formats.files import load
+from recjax.lab.formats.fields import Fields, parse_file
 from recjax.lab.formats.trace import Trace
 
 GRAPH = "workload_graph"
@@ -25,7 +24,7 @@ _TYPES = range(1, 8)  # NodeType without the invalid one
 _NUMBERS = ("comm_type", "comm_size", "comm_src", "comm_dst")
 
 
-def read(files: Mapping[int, Path]) -> Trace:
+def read(files: Mapping[int, Path], parse_one: Callable[[Path], Any] = parse_file) -> Trace:
     """The trace of some ranks' files.
 
     Raises:
@@ -34,7 +33,7 @@ def read(files: Mapping[int, Path]) -> Trace:
     world = max(files) + 1
     ranks = {}
     for rank, path in files.items():
-        graph = Fields(parse(load(path), str(path)), str(path)).items(GRAPH)
+        graph = Fields(parse_one(path), str(path)).items(GRAPH)
         nodes = [_node(values, f"{path}, node {place} of {GRAPH}") for place, values in enumerate(graph)]
         events = events_of(nodes, str(path), {}, world, rank)
         ranks[rank] = tuple(dataclasses.replace(event, start_ns=None) for event in events)

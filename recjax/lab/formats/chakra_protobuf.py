@@ -24,9 +24,9 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from recjax.errors import DataError
-from recjax.lab.formats.fields import Fields, parse
+from recjax.lab.formats.fields import Fields, parse_file
 from recjax.lab.formats.files import GROUPS, load
-from recjax.lab.formats.issued import process_groups
+from recjax.lab.formats.process_groups import AllRanks, process_groups
 from recjax.lab.formats.trace import COMPUTE, ITEM_BYTES, MAX_EVENTS, MAX_RANKS, Event, Trace
 from recjax.settings.values import either
 
@@ -179,7 +179,7 @@ def read(files: Mapping[int, Path]) -> Trace:
     beside = next(iter(files.values())).with_name(GROUPS)
     groups: dict[str, tuple[int, ...]] = {}
     if beside.exists():
-        described = Fields(parse(load(beside), str(beside)), str(beside))
+        described = Fields(parse_file(beside), str(beside))
         groups = {name: described.wholes(name) for name in described.values}
     world = max([max(files) + 1, *(rank + 1 for group in groups.values() for rank in group)])
     if world > MAX_RANKS:
@@ -245,6 +245,7 @@ def events_of(
     Raises:
       DataError: too many nodes, two with the same id, one that waits for itself, or a damaged one.
     """
+    everyone = AllRanks().first(world, path)
     if len(nodes) > MAX_EVENTS:
         raise DataError(f"{path}: more than the {MAX_EVENTS:,} nodes that a rank may have.")
     ordered = _ordered(nodes, path)
@@ -252,7 +253,7 @@ def events_of(
     if list(ids) == sorted(ids):
         ids = {id: id for id in ids}  # as they are
     return tuple(
-        _event(node, tuple(ids[d] for d in deps), ids[node.id], groups, world, rank, f"{path}, node {node.id}")
+        _event(node, tuple(ids[d] for d in deps), ids[node.id], groups, everyone, rank, f"{path}, node {node.id}")
         for node, deps in ordered
     )
 
@@ -305,7 +306,13 @@ def _value(attribute: Any) -> Any:
 
 
 def _event(
-    node: Any, deps: tuple[int, ...], id: int, groups: Mapping[str, tuple[int, ...]], world: int, rank: int, place: str
+    node: Any,
+    deps: tuple[int, ...],
+    id: int,
+    groups: Mapping[str, tuple[int, ...]],
+    everyone: tuple[int, ...],
+    rank: int,
+    place: str,
 ) -> Event:
     given = Fields({one.name: _value(one) for one in node.attr}, place)
     # Others have attributes of these names that are no texts, such as PyTorch's number of a scope.
@@ -327,7 +334,7 @@ def _event(
     if (type_number := given.whole("comm_type")) not in _KINDS:
         given.refuse("comm_type", type_number, f"one of {', '.join(map(str, _KINDS))}")
     kind, name = _KINDS[type_number], given.values.get("pg_name", "")
-    group = groups.get(str(name)) or tuple(range(world))
+    group = groups.get(str(name)) or everyone
     n = len(group)
     values |= {
         "group": group,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from recjax.errors import DataError
+from recjax.lab.formats.files import load
 from recjax.lab.formats.trace import MAX_RANKS
 from recjax.utils import strict_json
 
 _MISSING: Any = object()
 _LARGEST = 2**63 - 1
+MAX_MARKS = 2**26  # lists, objects and commas of a file, which take some 130 bytes of memory each at most
 
 
 class Fields:
@@ -81,6 +84,11 @@ def parse(data: bytes, place: str) -> Any:
       DataError: it is no strict JSON.
     """
     try:
-        return strict_json.parse(data)
+        return strict_json.parse(data, MAX_MARKS)
     except strict_json.JsonError as error:
         raise DataError(f"{error.at(place)}: {error}. The file is damaged, or no trace.") from error
+
+
+def parse_file(path: Path) -> Any:
+    """The value that a trace's file of JSON holds, gzipped or not; DataError if it cannot be read or is none."""
+    return parse(load(path), str(path))

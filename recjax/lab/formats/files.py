@@ -11,6 +11,7 @@ from recjax.errors import DataError
 from recjax.lab.formats.trace import MAX_RANKS
 
 MAX_BYTES = 2**31  # of one file, unpacked
+RATIO, ALWAYS_BYTES = 100, 2**20  # times that a file may unpack to, beyond so much; real traces have 10 to 60
 GZIPPED = ".gz"  # may stand at the end of a JSON file's name
 _RANK = re.compile(r"(\d{1,9})\.(?:json|json\.gz|et)$")  # the number before the ending
 GROUPS = "comm_groups.json"  # names of process groups -> ranks, beside Chakra protobuf files
@@ -53,6 +54,8 @@ def rank_files(folder: Path, ending: str = "") -> dict[int, Path]:
 def load(path: Path) -> bytes:
     """The content of one file of a trace, unpacked if its name ends in .gz.
 
+    A packed file may be at most `ALWAYS_BYTES` and `RATIO` times its size, and no more than that is unpacked.
+
     Raises:
       DataError: it cannot be read, is no plain file of this folder, is too large, or a damaged gzip file.
     """
@@ -64,12 +67,17 @@ def load(path: Path) -> bytes:
             raise DataError(f"{path}: {size:,} bytes, more than the {MAX_BYTES:,} that a trace's file may have.")
         if path.suffix != GZIPPED:
             return path.read_bytes()
+        most = min(MAX_BYTES, ALWAYS_BYTES + RATIO * size)
         with gzip.open(path) as packed:
-            content = packed.read(MAX_BYTES + 1)
+            content = packed.read(most + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path}: no whole gzip file ({error}). Copy it again, or rename it if it is plain.") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}).") from error
-    if len(content) > MAX_BYTES:
-        raise DataError(f"{path}: unpacked more than the {MAX_BYTES:,} bytes that a trace's file may have.")
+    if len(content) > most:
+        raise DataError(
+            f"{path}: its {size:,} bytes unpack to more than {most:,}, the most that are read of them: {RATIO} times "
+            f"as many and 1 MiB, and never more than {MAX_BYTES:,}. Traces unpack to 10 to 60 times their size; if you "
+            f"trust this one, unpack it yourself: gunzip {path.name}"
+        )
     return content

@@ -43,25 +43,23 @@ class Waited:
         """Nothing so far."""
         self.issued: dict[Any, tuple[int, tuple[int, ...]]] = {}  # request -> id and dependencies
         self.front: dict[int, None] = {}
+        self._deps: tuple[int, ...] | None = ()  # of what is issued now; None: to be made of the front
 
     def issue(self, id: int, request: Any) -> tuple[int, ...]:
         """Dependencies of an operation that is issued now; `request` is its name in a wait."""
-        self.issued[request] = id, tuple(sorted(self.front))
-        return self.issued[request][1]
+        if self._deps is None:
+            self._deps = tuple(sorted(self.front))
+        self.issued[request] = id, self._deps
+        return self._deps
 
     def wait(self, request: Any, place: str) -> None:
         """The thread waited for an operation; what that depended on is implied. One not known is of an earlier time."""
         if request not in self.issued:
             return
         id, deps = self.issued[request]
+        self._deps = None
         for implied in deps:
             self.front.pop(implied, None)
         self.front[id] = None
         if len(self.front) > MOST:
             raise DataError(f"{place}: it waits for more than {MOST:,} operations at once.")
-
-
-def process_groups(groups: Sequence[tuple[int, ...]], world: int) -> dict[tuple[int, ...], int]:
-    """The groups of a trace by number: 0 is all ranks in order, the others as they come."""
-    everyone = tuple(range(world))
-    return {group: number for number, group in enumerate(dict.fromkeys((everyone, *groups)))}

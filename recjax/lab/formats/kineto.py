@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from recjax.errors import DataError
-from recjax.lab.formats.fields import Fields, parse
-from recjax.lab.formats.files import GZIPPED, load
+from recjax.lab.formats.fields import Fields, parse_file
+from recjax.lab.formats.files import GZIPPED
 from recjax.lab.formats.names import kind_of
 from recjax.lab.formats.trace import MAX_EVENTS, MAX_RANKS
 
@@ -77,7 +77,7 @@ def read(folder: Path) -> dict[int, Profile]:
 
 
 def _read(path: Path) -> tuple[int, Profile]:
-    whole = Fields(parse(load(path), str(path)), str(path))
+    whole = Fields(parse_file(path), str(path))
     events = whole.items("traceEvents")
     if len(events) > MAX_EVENTS:
         raise DataError(f"{path}: {len(events):,} events, more than the {MAX_EVENTS:,} that a profile may have.")

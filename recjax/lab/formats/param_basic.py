@@ -13,15 +13,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from recjax.errors import DataError
-from recjax.lab.formats.fields import Fields, parse
-from recjax.lab.formats.files import load
-from recjax.lab.formats.issued import Waited, process_groups, with_waits
+from recjax.lab.formats.fields import Fields, parse_file
+from recjax.lab.formats.issued import Waited, with_waits
 from recjax.lab.formats.names import dtype_of, kind_of, written_dtype
+from recjax.lab.formats.process_groups import AllRanks, process_groups, world_of
 from recjax.lab.formats.trace import COMPUTE, ITEM_BYTES, MAX_EVENTS, Event, Trace
 
 _STEP = re.compile(r"step (\d{1,9})")
@@ -63,7 +63,7 @@ def _operation(event: Event) -> dict[str, Any]:
     return line | ({} if event.start_ns is None else {"startTime_ns": event.start_ns})
 
 
-def read(files: Mapping[int, Path]) -> Trace:
+def read(files: Mapping[int, Path], parse_one: Callable[[Path], Any] = parse_file) -> Trace:
     """The trace of some ranks' files.
 
     Raises:
@@ -72,17 +72,17 @@ def read(files: Mapping[int, Path]) -> Trace:
     world = max(files) + 1
     ranks = {}
     for rank, path in files.items():
-        lines = parse(load(path), str(path))
+        lines = parse_one(path)
         if not isinstance(lines, list) or len(lines) > MAX_EVENTS:
             raise DataError(f"{path}: not a PARAM trace, which is a list of at most {MAX_EVENTS:,} operations.")
         ranks[rank] = _events(lines, world, rank, str(path))
-        world = max([world, *(r + 1 for e in ranks[rank] for r in e.group)])
+        world = world_of(ranks[rank], world)
     return Trace(world, ranks, {"source": "PARAM basic trace"})
 
 
 def _events(lines: list[Any], world: int, rank: int, path: str) -> tuple[Event, ...]:
     groups: dict[Any, tuple[int, ...]] = {}
-    waited = Waited()
+    all_ranks, waited = AllRanks(), Waited()
     events: list[Event] = []
     for number, values in enumerate(lines):
         line = Fields(values, f"{path}, operation {number}")
@@ -101,7 +101,7 @@ def _events(lines: list[Any], world: int, rank: int, path: str) -> tuple[Event, 
         if kind == "wait":
             waited.wait(request, line.place)
             continue
-        group = groups.get(pg) or tuple(range(line.whole("world_size", world)))
+        group = groups.get(pg) or all_ranks.first(line.whole("world_size", world), line.place)
         events.append(_event(line, kind, len(events), group, waited.issue(len(events), request)))
     return tuple(events)
 

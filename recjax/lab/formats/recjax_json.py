@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from recjax.errors import DataError
-from recjax.lab.formats.fields import Fields, parse
-from recjax.lab.formats.files import load
+from recjax.lab.formats.fields import Fields, parse_file
 from recjax.lab.formats.trace import MAX_EVENTS, Event, Trace
 
 FORMAT, VERSION = "recjax-trace", 1
@@ -40,7 +39,7 @@ def _short(event: Event) -> dict[str, Any]:
     return {name: value for name, value in vars(event).items() if value != _DEFAULTS[name]}
 
 
-def read(files: Mapping[int, Path]) -> Trace:
+def read(files: Mapping[int, Path], parse_one: Callable[[Path], Any] = parse_file) -> Trace:
     """The trace of some ranks' files.
 
     Raises:
@@ -49,7 +48,7 @@ def read(files: Mapping[int, Path]) -> Trace:
     ranks: dict[int, tuple[Event, ...]] = {}
     first: tuple[int, Any] | None = None
     for path in files.values():
-        values = Fields(parse(load(path), str(path)), str(path))
+        values = Fields(parse_one(path), str(path))
         if values.text("format") != FORMAT:
             raise DataError(f"{path}: the format is {values.text('format')!r}, not {FORMAT!r}.")
         if (version := values.whole("version")) != VERSION:

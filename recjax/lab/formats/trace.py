@@ -155,28 +155,45 @@ def checked(trace: Trace, place: str) -> Trace:
         if not 0 <= rank < trace.world:
             raise DataError(f"{where}: there are only {trace.world} ranks, counted from 0.")
         before: set[int] = set()
-        last = -1
+        waited: tuple[int, ...] = ()  # by the event before; neighbours often share it
+        last, judged = -1, _Groups(rank, trace.world)
         for event in events:
-            wrong = _wrong(event, rank, trace.world)
+            wrong = _wrong(event, judged)
             if event.id <= last:
                 wrong = f"its id is not above {last}, that of the event before"
-            elif not before.issuperset(event.deps):
+            elif event.deps is not waited and not before.issuperset(event.deps):
                 wrong = f"it waits for {next(d for d in event.deps if d not in before)}, which is no earlier event"
             if wrong:
                 raise DataError(f"{where}, event {event.id} ({event.kind}): {wrong}. The trace is damaged, or not one.")
-            last = event.id
+            last, waited = event.id, event.deps
             before.add(last)
     return trace
 
 
-def _wrong(event: Event, rank: int, world: int) -> str:
+class _Groups:
+    """Judges the groups of a rank's events, each once: events that follow each other share them."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self._rank, self._world = rank, world
+        self._known: dict[int, tuple[bool, bool]] = {}
+
+    def judge(self, group: tuple[int, ...]) -> tuple[bool, bool]:
+        """Whether the rank is in it, and whether it holds ranks that there are, each once."""
+        if id(group) not in self._known:  # the trace holds it meanwhile, so that no other one has its place
+            whole = len(set(group)) == len(group) and all(0 <= r < self._world for r in group)
+            self._known[id(group)] = self._rank in group, whole
+        return self._known[id(group)]
+
+
+def _wrong(event: Event, groups: _Groups) -> str:
     if event.kind == COMPUTE:
         return ""
     if event.kind not in COLLECTIVES:
         return f"the kind is none of {', '.join(COLLECTIVES)}, {COMPUTE}"
-    if rank not in event.group and event.kind not in ("send", "recv"):
+    has_rank, whole = groups.judge(event.group)
+    if not has_rank and event.kind not in ("send", "recv"):
         return f"this rank, the last number in its file's name, is not in its group {list(event.group[:8])}"
-    if len(set(event.group)) != len(event.group) or not all(0 <= r < world for r in event.group):
+    if not whole:
         return f"its group {list(event.group[:8])} holds a rank twice or one that does not exist"
     for what in (event.sends, event.receives):
         if what and len(what) != len(event.group):

@@ -23,6 +23,7 @@ figures); what the host does beside the steps is not in it, nor is a collective 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ from recjax.lab.simulate.workload import Operation, Workload
 from recjax.utils import strict_json
 from recjax.utils.units import size_text
 
+_MOST = 2_000  # points of a kind; each that is followed by computing is compared with all uneven ones
 _EVEN_NS = 1e3  # a skew that costs nothing; ranks that wait for nothing else start a few us after each other
 
 
@@ -151,6 +153,8 @@ def read_sweep(path: Path) -> Sweep:
       DataError: it is no sweep, or one without points.
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe, say, that would be waited for for ever
+            raise OSError(errno.EINVAL, "it is no regular file")
         return _sweep(str(path), strict_json.parse(path.read_bytes()))
     except OSError as error:
         reason = error.strerror or error
@@ -195,6 +199,8 @@ def _add_uneven(sweep: Sweep, kind: str, given: Sequence[Any]) -> None:
     """Adds a kind to `Sweep.uneven`, `Sweep.followed` and `Sweep.further`."""
     alone: dict[tuple[float, float], float] = {}  # (bytes, bytes passed over before) -> ns
     uneven, followed, several = [], [], []
+    if len(given) > _MOST:
+        raise ValueError(f"{kind} has {len(given):,} points, and {_MOST:,} are the most")
     for point in given:
         size, ns, behind_ns = _times(kind, point)
         passed, skew_ns, arrays = float(point["between_bytes"]), float(point["skew_us"]) * 1e3, int(point["arrays"])

@@ -14,6 +14,7 @@ only the embeddings' update waits for. Both all-to-alls go before all-reduces, w
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 
@@ -63,7 +64,8 @@ def training_loop(
     """
     made: list[Operation] = []
     names = [layer.name for layer in layers]
-    labels = [n if names.count(n) == 1 else f"{n}#{i}" for i, n in enumerate(names)]
+    times = collections.Counter(names)
+    labels = [n if times[n] == 1 else f"{n}#{i}" for i, n in enumerate(names)]
     updated: dict[int, str] = {}  # layer -> what its next forward pass waits for
 
     def add(what: str, i: int, phase: str, ns: float, comm: Comm | None, after: Sequence[str]) -> str:

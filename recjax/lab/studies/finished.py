@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recjax.errors import ConfigError, DataError
+from recjax.utils import strict_json
 from recjax.utils.files import jsonable, write_json
 
 RECORDS, SETUP = "finished.jsonl", "setup.json"
@@ -22,14 +23,14 @@ class Finished:
 
     Raises:
       ConfigError: the folder holds parts that were made with another setup.
-      DataError: a line other than the last is damaged.
+      DataError: a line other than the last is damaged, or what is there cannot be read.
     """
 
     def __init__(self, folder: Path, setup: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / RECORDS
         setup = json.loads(json.dumps(jsonable(dict(setup))))
-        then = json.loads((folder / SETUP).read_text(encoding="utf-8")) if (folder / SETUP).is_file() else setup
+        then = _setup_of(folder, setup)
         if differing := sorted(key for key in {*setup, *then} if then.get(key) != setup.get(key)):
             raise ConfigError(
                 f"{folder} holds parts of this study that were made with other settings ({', '.join(differing)}). Give "
@@ -40,17 +41,19 @@ class Finished:
 
     def _read(self) -> dict[str, Any]:
         """Part -> result; a last line that a killed run left unfinished is cut off."""
-        if not self._path.is_file():
+        if not self._path.exists():
             return {}
         found, good = {}, 0
-        lines = self._path.read_bytes().splitlines(keepends=True)
+        lines = _content(self._path).splitlines(keepends=True)
         for number, line in enumerate(lines, 1):
             try:
                 if not line.endswith(b"\n"):
                     raise ValueError("the line has no end")
-                record = json.loads(line)
+                record = strict_json.parse(line)
+                if not isinstance(record, dict) or not isinstance(record.get("part"), str) or "result" not in record:
+                    raise ValueError('no object with a text "part" and a "result"')
                 found[record["part"]] = record["result"]
-            except (ValueError, KeyError, TypeError) as error:
+            except ValueError as error:
                 if number < len(lines):
                     raise DataError(
                         f"{self._path}:{number}: {error}. Delete that line; its part of the study is then done again."
@@ -76,3 +79,29 @@ class Finished:
                 file.write(line + "\n")
             self.results[part] = json.loads(line)["result"]
         return self.results[part]
+
+
+def _setup_of(folder: Path, new: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a study's folder says that its results depend on, `new` if it says nothing yet (DataError)."""
+    path = folder / SETUP
+    if not path.exists():
+        return new
+    try:
+        setup = strict_json.parse(_content(path))
+        if not isinstance(setup, dict):
+            raise strict_json.JsonError("no JSON object")
+    except strict_json.JsonError as error:
+        raise DataError(
+            f"{error.at(path)}: {error}. It says which settings the study's parts were made with: restore it, or "
+            "choose another --out."
+        ) from None
+    return setup
+
+
+def _content(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            raise DataError(f"{path} is no plain file. Remove it, or choose another --out.")
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}). Choose another --out.") from error

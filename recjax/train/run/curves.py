@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recjax.train.run.metrics_table import read_lines
 from recjax.utils import plots
 from recjax.utils.files import write_whole
 
@@ -33,7 +33,7 @@ def draw_curves(
     Raises:
       TrainingError: the picture cannot be written.
     """
-    lines = [json.loads(line) for line in metrics_path.read_text().splitlines()]
+    lines = read_lines(metrics_path)
     write_whole(out_png, plots.png(figure_of(lines, title, baselines, chosen_step)))
 
 

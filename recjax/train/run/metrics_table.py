@@ -12,6 +12,8 @@ from recjax.utils import strict_json
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_NULLS, _ALWAYS = 100, 10**6  # places of the table for each value in the lines, and those that it may have in any case
+
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; without a last one that is being written.
@@ -45,10 +47,18 @@ def table_of(lines: list[dict[str, Any]]) -> pa.Table:
 
     Integers are int64 and other numbers float64, also where some lines have integers; what is neither a number nor a
     text nor true or false is its JSON text.
+
+    Raises:
+      TrainingError: nearly all of the table would be null, as where every line has keys of its own.
     """
     import pyarrow as pa
 
     names = list(dict.fromkeys(name for line in lines for name in line))
+    if len(names) * len(lines) > _NULLS * sum(map(len, lines)) + _ALWAYS:
+        raise TrainingError(
+            f"the {len(lines):,} lines of metrics have {len(names):,} different keys, most of them in few lines, which "
+            "makes no table. Read metrics.jsonl line by line, or restore it."
+        )
     return pa.table({name: _column([line.get(name) for line in lines]) for name in names})
 
 

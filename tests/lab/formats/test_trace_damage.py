@@ -1,16 +1,19 @@
 """Damaged files of communication traces: an error that says what and where, whatever is in them."""
 
 import dataclasses
+import gzip
 import json
 import os
+import tracemalloc
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.traces import by_hand, chakra_graph, pytorch, save
+from support.traces import by_hand, chakra_graph, longer, pytorch, save
 
 from recjax.errors import ConfigError, DataError
-from recjax.lab.formats import FORMATS, read_trace
+from recjax.lab.formats import FORMATS, fields, read_trace
+from recjax.utils import strict_json
 
 QUICK = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -113,6 +116,77 @@ def test_two_traces_in_one_folder(tmp_path):
     (tmp_path / "trace.1.json").write_bytes(FORMATS["recjax"].write(other)["trace.1.json"])
     with pytest.raises(DataError, match="two traces are mixed"):
         read_trace(tmp_path)
+
+
+REDUCE = b'{"comms":"all_reduce","in_msg_size":1,"out_msg_size":1,"dtype":"Int","req":%d,"pg_id":0,"world_size":%d}'
+
+
+def peak_of(read):
+    """(Most bytes that Python holds meanwhile, what it raised)."""
+    tracemalloc.start()
+    try:
+        read()
+        return tracemalloc.get_traced_memory()[1], None
+    except DataError as error:
+        return tracemalloc.get_traced_memory()[1], error
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_packed_file_is_not_unpacked_out_of_proportion(tmp_path):
+    """30 MB of empty lists in 29 kB: refused after 100 times and 1 MiB, which is 4 MB."""
+    (tmp_path / "0.json.gz").write_bytes(gzip.compress(b"[" + b"[]," * 10_000_000 + b"[]]", 9))
+    peak, error = peak_of(lambda: read_trace(tmp_path))
+    assert "29,203 bytes unpack to more than 3,968,876, the most that are read" in str(error)
+    assert "gunzip 0.json.gz" in str(error)
+    assert peak < 12e6
+
+
+def test_steps_that_are_all_alike_stay_within_the_ratio(tmp_path):
+    """Nothing packs better than the same step again and again, in the format of the longest words."""
+    trace = longer(by_hand(), 400)
+    save(trace, tmp_path, "chakra-json")
+    for path in list(tmp_path.iterdir()):
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), 9))
+        path.unlink()
+    assert len(read_trace(tmp_path).ranks[0]) == 5 * 400  # without the times of computing
+
+
+def test_a_trace_is_parsed_once(tmp_path, monkeypatch):
+    save(by_hand(), tmp_path)
+    texts = []
+    real = strict_json.parse
+    monkeypatch.setattr(strict_json, "parse", lambda text, most=None: texts.append(text) or real(text, most))
+    read_trace(tmp_path)
+    assert len(texts) == 4 == len(set(texts))
+
+
+def test_a_file_of_more_values_than_a_trace_may_have(tmp_path, monkeypatch):
+    monkeypatch.setattr(fields, "MAX_MARKS", 1000)
+    (tmp_path / "0.json").write_bytes(b"[" + b"{}," * 1000 + b"{}]")
+    with pytest.raises(DataError, match="its 2,002 lists, objects and commas are more than the 1,000 that are read"):
+        read_trace(tmp_path)
+    (tmp_path / "0.json").write_text(json.dumps([{"compute": "[{," * 1000}]))  # marks in a text stand for nothing
+    assert len(read_trace(tmp_path).ranks[0]) == 1
+
+
+def test_lines_that_stand_for_many_ranks_share_one_group(tmp_path):
+    lines = [REDUCE % (number, 65_536) for number in range(2000)]
+    (tmp_path / "0.json").write_bytes(b"[" + b",".join(lines) + b"]")
+    peak, error = peak_of(lambda: read_trace(tmp_path))
+    assert error is None and peak < 2**25
+    for lines in ([REDUCE % (0, 2**62)], [REDUCE % (0, 1000 + number) for number in range(100)]):
+        (tmp_path / "0.json").write_bytes(b"[" + b",".join(lines) + b"]")
+        with pytest.raises(DataError, match="ranks that it does not list"):
+            read_trace(tmp_path)
+
+
+def test_operations_after_many_waits_share_what_they_wait_for(tmp_path):
+    waits = [b'{"comms":"wait","req":%d,"pg_id":0}' % number for number in range(1000)]
+    lines = [*(REDUCE % (number, 1) for number in range(1000)), *waits, *(REDUCE % (n, 1) for n in range(1000, 3000))]
+    (tmp_path / "0.json").write_bytes(b"[" + b",".join(lines) + b"]")
+    peak, error = peak_of(lambda: read_trace(tmp_path))
+    assert error is None and peak < 2**23  # 2,000 lists of their own would take 16 MB
 
 
 JSON = st.recursive(

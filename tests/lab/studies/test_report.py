@@ -6,7 +6,7 @@ import json
 import pytest
 
 from recjax.errors import ConfigError, DataError
-from recjax.lab.studies.finished import RECORDS, Finished
+from recjax.lab.studies.finished import RECORDS, SETUP, Finished
 from recjax.lab.studies.report import (
     Picture,
     Report,
@@ -124,4 +124,20 @@ def test_finished_parts_are_not_made_again(tmp_path):
         Finished(tmp_path, {"seed": 2})
     path.write_text("{\n" + path.read_text())
     with pytest.raises(DataError, match=f"{RECORDS}:1"):
+        Finished(tmp_path, {"seed": 1})
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff", b"[" * 100_000, b'{"seed": 1, "seed": 1}'])
+def test_a_damaged_setup_is_named(tmp_path, content):
+    (tmp_path / SETUP).write_bytes(content)
+    with pytest.raises(DataError, match=f"{SETUP}.*restore it, or choose another --out"):
+        Finished(tmp_path, {"seed": 1})
+
+
+@pytest.mark.parametrize("line", [b"[" * 100_000, b'{"part": ["a"], "result": 1}', b"[1]", b'{"part": "a"}', b"\xff"])
+def test_a_damaged_part_is_named_with_its_line(tmp_path, line):
+    Finished(tmp_path, {"seed": 1}).get("a", lambda: 1)
+    with (tmp_path / RECORDS).open("ab") as file:
+        file.write(line + b'\n{"part": "b", "result": 2}\n')
+    with pytest.raises(DataError, match=f"{RECORDS}:2: .*Delete that line"):
         Finished(tmp_path, {"seed": 1})

@@ -2,44 +2,17 @@
 
 import gzip
 import json
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.commands import assert_refused, inside
-from support.traces import pytorch
+from support.traces import REDUCE, profile, pytorch
 
 from recjax.errors import DataError
 from recjax.lab.formats import kineto, read_trace
 from recjax.lab.formats.trace import COMPUTE
 from recjax.lab.trace.kineto import timed
-
-SEND, REDUCE = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
-# (name, launched at, begins at, for so long), in us: ids, rows, gradients, and computing. Rank 1 is late for rows.
-RAN = {
-    0: [(SEND, 1, 10, 20), ("gemm", 2, 40, 30), (SEND, 3, 100, 60), (REDUCE, 5, 200, 15), ("adam", 6, 150, 100)],
-    1: [(SEND, 1, 12, 18), ("gemm", 2, 40, 110), (SEND, 3, 155, 5), (REDUCE, 5, 201, 14)],
-}
-
-
-def profile(rank: int) -> dict[str, Any]:
-    events = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python3"}}]
-    for number, (name, launched, start, took) in enumerate(RAN[rank]):
-        args = {"correlation": number + 7}
-        events.append({"ph": "X", "cat": "kernel", "name": name, "ts": 1000 + start, "dur": took, "args": args})
-        events.append(
-            {
-                "ph": "X",
-                "cat": "cuda_runtime",
-                "name": "cudaLaunchKernel",
-                "ts": 1000 + launched,
-                "dur": 1,
-                "args": args,
-            }
-        )
-    whole = {"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2}}
-    return whole | {"traceEvents": events}
 
 
 @pytest.fixture

@@ -1,0 +1,70 @@
+"""No reader's time or memory grows out of proportion to its input, wherever that is made larger."""
+
+import time
+import tracemalloc
+
+import pytest
+from support import fuzzing, growth
+
+pytestmark = pytest.mark.full
+
+SIZE = 2**15  # bytes of the smallest input; the others are 2 and 4 times as large
+SLACK, FLOOR_S = 1.5, 0.1  # of a time that is linear, and what no time is below
+MULTIPLE, ALWAYS_BYTES = 100, 2**22  # of memory, by the bytes that the larger input has more
+
+
+class Steady:
+    """Random numbers by which every checksum is renewed."""
+
+    def random(self):
+        return 0.5
+
+
+def prepared(target, folder, grow, size):
+    """Writes the files at this size into an empty folder; returns their bytes."""
+    folder.mkdir()
+    target.write(folder)
+    grow(folder, size)
+    target.touch(folder, Steady())
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def cpu_of(target, folder):
+    """Seconds of CPU, of all threads, that the reader takes for files, which it may refuse."""
+    begin = time.process_time()
+    try:
+        target.read(folder)
+    except target.refusals:
+        pass
+    return time.process_time() - begin
+
+
+def peak_of(target, folder):
+    """Most bytes that Python and NumPy hold at a time meanwhile."""
+    tracemalloc.start()
+    try:
+        cpu_of(target, folder)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", fuzzing.TARGETS)
+def test_time_and_memory_grow_with_the_input(tmp_path, name):
+    target = fuzzing.TARGETS[name]
+    (tmp_path / "good").mkdir()
+    target.write(tmp_path / "good")
+    target.read(tmp_path / "good")  # imports
+    wrong = []
+    for number, (way, grow) in enumerate(growth.ways(target, tmp_path / "good")):
+        folders = [tmp_path / f"{number}-{times}" for times in (1, 2, 4)]
+        sizes = [prepared(target, f, grow, t * SIZE) for f, t in zip(folders, (1, 2, 4), strict=True)]
+        times = [cpu_of(target, folder) for folder in folders]
+        for large in (1, 2):
+            most = SLACK * max(times[0], FLOOR_S) * sizes[large] / sizes[0]
+            if times[large] > most and min(cpu_of(target, folders[large]) for _ in range(2)) > most:
+                wrong.append(f"{way}: {times} s for {sizes} bytes")
+        peaks = [peak_of(target, folder) for folder in (folders[0], folders[2])]
+        if peaks[1] - peaks[0] > ALWAYS_BYTES + MULTIPLE * max(0, sizes[2] - sizes[0]):
+            wrong.append(f"{way}: {peaks} bytes of memory for {sizes[0]} and {sizes[2]} bytes")
+    assert not wrong, "\n".join(wrong)
