@@ -201,7 +201,7 @@ def _by_onnxruntime(file: Path, manifest: Mapping[str, Any]) -> Callable[[Any], 
 
 
 def _by_name(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What a program takes, by one name each: "dense", "user", "ids.FEATURE"."""
+    """Inputs of a program by one name each: "dense", "user", "ids.FEATURE"."""
     plain = {name: inputs[name] for name in ("dense", "user") if name in inputs}
     return plain | {f"{kind}.{n}": x for kind in ("ids", "lengths", "weights") for n, x in inputs[kind].items()}
 
@@ -255,7 +255,7 @@ def _check_program(
     _compare(file, takes | {f"table.{name}": x for name, x in rows.items()}, described)
     if any(len(parameters[part]) != len(names) for part, names in manifest["parameters"].items()):
         raise DamagedError(f"{file} takes other parameters than manifest.json says. {_AGAIN}")
-    return {part: [(dtype, shape) for dtype, *shape in each] for part, each in parameters.items()}
+    return {part: [(x[0], x[1:]) for x in each] for part, each in parameters.items()}
 
 
 def _parameters(file: Path, expected: Mapping[str, Sequence[Any]]) -> list[list[np.ndarray]]:
@@ -280,7 +280,7 @@ def _parameters(file: Path, expected: Mapping[str, Sequence[Any]]) -> list[list[
 
 
 def _header(stream: Any, size: int, dtype: str, shape: Sequence[int]) -> tuple[int, Any]:
-    """Where the data of an .npy file of so many bytes begin, and their order, "C" or "F"; ValueError if others do."""
+    """The place at which the data of an .npy file of this size begin, and their order; ValueError of another file."""
     version = np.lib.format.read_magic(stream)
     if version != (1, 0):
         raise ValueError(f"it is of version {version} of .npy")

@@ -1,4 +1,4 @@
-"""What the manifest of an export holds: keys, types and bounds, and what in it has to fit together.
+"""The form of an export's manifest: keys, types and bounds, and what in it has to fit together.
 
 Needs Python alone, and is copied beside the loader of an export.
 """
@@ -87,12 +87,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def find_fault(manifest: Any) -> str:
-    """What is wrong with a manifest: a key, a type, a bound, or what does not fit together; "" if nothing is."""
+    """Returns the first fault of a manifest: a key, a type, a bound, parts that do not fit together; "" if none."""
     return _fault(manifest, _MANIFEST) or _misfit(manifest)
 
 
 def _fault(value: Any, form: Any, where: str = "") -> str:
-    """What is wrong with a part of the manifest by its form, which `_MANIFEST` explains; "" if nothing is."""
+    """Returns the first fault of a part of a manifest by its form (see `_MANIFEST`); "" if it has none."""
     if isinstance(form, dict) and isinstance(value, dict):
         if str in form:
             parts = [(f"{where}[{name[:80]!r}]", x, form[str]) for name, x in value.items()]
@@ -131,7 +131,7 @@ def _words(form: Any) -> str:
     if isinstance(form, re.Pattern):
         return "a SHA-256"
     if isinstance(form, type):
-        return {str: "a text", bool: "true or false"}[form]
+        return "a text" if form is str else "true or false"
     return {dict: "an object", list: "a list", type(None): "null"}.get(type(form)) or repr(form)
 
 
@@ -146,7 +146,7 @@ def stored(held: str, dim: int) -> tuple[str, int]:
 
 
 def _misfit(manifest: Mapping[str, Any]) -> str:
-    """What does not fit together in a manifest of the right form; "" if all does."""
+    """Returns the first two parts of a manifest of the right form that do not fit together; "" if all do."""
     tables, inputs, outputs, format = (manifest[key] for key in ("tables", "inputs", "outputs", "program"))
     format, features = format["format"], {feature["name"]: feature for feature in inputs["features"]}
     needed = [PROGRAMS[format], *([PARAMETERS] if format == "stablehlo" else []), *(x["file"] for x in tables.values())]

@@ -331,7 +331,7 @@ def test_what_does_not_fit_together_is_named(export, plain, tmp_path):
             "program.stablehlo has float32 [b, 3] as 'dense', and manifest.json says uint8",
         ),
         ("lookups[3].feature", "sparse_0", "nothing reads the feature 'sparse_3'"),
-        ("lookups[0].feature", "sparse_9", "lookups[0] names a feature or a table that is not there"),
+        ("lookups[0].feature", "sparse_9", "nothing reads the feature 'sparse_0'"),
         ("lookups[3]", DELETE, "nothing reads the table 'sparse_3' where it is"),
         ("outputs.shape", ["b", 2], "outputs has another shape than its tasks"),
         ("parameters.dense[0]", DELETE, "program.stablehlo takes other parameters than manifest.json says"),
