@@ -253,10 +253,10 @@ def _id_of(manifest: Mapping[str, Any], leaves: Sequence[Mapping[str, Any]], on_
     """
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode())
     for array in (x for each in leaves for x in each.values()):
-        digest.update(np.ascontiguousarray(array).tobytes())
+        digest.update(np.asarray(array).tobytes())
     for rows in on_disk:
         for part in rows.parts():
-            digest.update(memoryview(np.ascontiguousarray(rows.read(part)).reshape(-1).view(np.uint8)))
+            digest.update(rows.read(part).tobytes())
     return digest.hexdigest()
 
 

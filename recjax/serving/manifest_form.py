@@ -118,7 +118,7 @@ def _fault(value: Any, form: Any, where: str = "") -> str:
         fits = type(value) is type(form) and value == form
     if fits:
         return ""
-    shown = {dict: "an object", list: "a list"}.get(type(value)) or f"{value!r:.60}"
+    shown = "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else f"{value!r:.60}"
     return f"{where} is {shown}, not {_words(form)}"
 
 
@@ -132,7 +132,7 @@ def _words(form: Any) -> str:
         return "a SHA-256"
     if isinstance(form, type):
         return "a text" if form is str else "true or false"
-    return {dict: "an object", list: "a list", type(None): "null"}.get(type(form)) or repr(form)
+    return "an object" if isinstance(form, dict) else "a list" if isinstance(form, list) else json.dumps(form)
 
 
 def stored(held: str, dim: int) -> tuple[str, int]:

@@ -146,6 +146,7 @@ def test_the_same_content_is_the_same_export(made, tmp_path):
     assert "0000.records belongs to another export" in refusal(tmp_path / "7")
 
 
+@pytest.mark.full
 def test_damage_to_a_file_of_records_is_met_when_it_is_opened(export):
     """Its end is gone, or too much is there; it is empty, missing, a folder, a pipe; a bit of its head."""
     file, manifest = export / "tables/0001.records", export / "manifest.json"
@@ -261,6 +262,7 @@ def check_edits(folder, chosen, pooled_bytes):
     return refused
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["records", "plain"])
 def test_sixty_edits_of_a_sealed_manifest(kind, export, plain, tmp_path):
     folder = export if kind == "records" else shutil.copytree(plain, tmp_path / "plain")
@@ -427,6 +429,7 @@ def npy(shape, dtype="float32", fortran=False, data=None):
     return stream.getvalue() + (b"\0" * 480 if data is None else data)
 
 
+@pytest.mark.full
 def test_parameters_that_are_others_than_the_program_takes(export):
     file = export / "parameters.npz"
     with zipfile.ZipFile(file) as archive:
