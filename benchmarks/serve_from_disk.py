@@ -204,7 +204,7 @@ def hits(options):
         size = Size(rows=options.rows, seed=seed)
         for share in (0.02, 0.05, 0.1, 0.2):
             workload = Workload(size)
-            measure.fill(model, disk, workload, int(share * table_bytes) // size.tables, 512, 0)
+            measure.fill(model, workload, int(share * table_bytes) // size.tables, 512, 0)
             rates = measure.hit_rates(model, workload, options.requests, options.requests)
             found = dict(zip(("hit_rate", "offline_hit_rate"), rates, strict=True))
             print(json.dumps({"way": "hits", "share": share, "seed": seed, **found}), flush=True)
@@ -226,7 +226,7 @@ def child(way, options):
     gc.freeze()  # no server holds so many requests: the collector would go through them
     table_bytes = sum(file.records * file.row_bytes for file in model.stores.files.values())
     budget = int(options.share * table_bytes)
-    files = [file.path for file in model.stores.files.values()]
+    files = list(model.stores.files.values())
     found = {"way": way, "table_mib": table_bytes / 2**20, "budget_mib": budget / 2**20}
     rates = json.loads(options.rates)
     sent = Sent(scorer.start, asked, options.together)
@@ -239,16 +239,16 @@ def child(way, options):
         truth = Scorer(loader.load(memory, verify=False), size.candidates)
         found["same_bits"] = all(np.array_equal(truth([r])[0], scorer([r])[0]) for r in asked[:100])
         full = size.rows * (model.manifest["tables"]["sparse_0"]["shape"][1] + 5)
-        measure.fill(model, disk, workload, full, 512, 0)
+        measure.fill(model, workload, full, 512, 0)
         found["cached_qps"] = sent.closed(options.seconds)
-        measure.fill(model, disk, workload, budget // size.tables, 512, 0)
+        measure.fill(model, workload, budget // size.tables, 512, 0)
         counted = options.requests // 2
         found["hit_rate"], found["offline_hit_rate"] = measure.hit_rates(model, workload, counted, counted)
         found["missed"] = measure.counted(model)["misses"] / counted
         found["disk_qps"] = found["iops"] / found["missed"]
     else:
         sent.closed(2.0)  # until it has all the memory that it takes
-        forget(files)
+        forget([file.path for file in files])
         mapped = MappedRows(model.stores.files)
         model.stores.rows = mapped.rows
         found["limited"] = group.folder is not None

@@ -4,11 +4,12 @@
     OUT/program.stablehlo   the model as `recjax.serving.program` has it, for any number of samples; JAX runs it
     OUT/program.onnx        or the same as ONNX, with its parameters; onnxruntime runs it
     OUT/tables/0000.npy     the rows of a table, by id: arguments of the program, not constants in it
-    OUT/tables/0000.records or the rows of one that stays on disk, each with a checksum: see `recjax.tiers.records`
+    OUT/tables/0000.records or the rows of one that stays on disk, each with a checksum: see `recjax.tiers.records`;
+                            the export's "id" in the manifest, a hash of what it holds, is in all of them
     OUT/pooled.stablehlo    beside tables on disk that have bags of several ids: the program for bags that come pooled
     OUT/parameters.npz      beside StableHLO the dense parameters, and what else the module holds (as BatchNorm does)
     OUT/data/               what the run kept of its data: vocabularies, by which raw values become ids
-    OUT/loader.py           reads and runs all that: `recjax.serving.loader`
+    OUT/loader.py           reads and runs all that: `recjax.serving.loader`, with the modules that it needs beside it
 
 Nothing in the other files is code but the program, which can compute and nothing else: the loader refuses programs that
 call anything outside of themselves.
@@ -16,6 +17,7 @@ call anything outside of themselves.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -36,7 +38,8 @@ from recjax.embedding.quantize import encode
 from recjax.embedding.row_order import RowOrder
 from recjax.embedding.spec import FeatureSpec
 from recjax.errors import ConfigError
-from recjax.serving import loader, on_disk, onnx_program, outputs
+from recjax.serving import loader, manifest_form, on_disk, onnx_program, outputs
+from recjax.serving.manifest_form import PLATFORMS
 from recjax.serving.program import Held, input_shapes, make_program, serialise
 from recjax.tiers import records, row_cache, transfers
 from recjax.train import state as states
@@ -53,7 +56,6 @@ from recjax.utils.version import __version__
 
 Quantize = Literal["none", "bfloat16", "int8", "int4"]
 Format = Literal["stablehlo", "onnx"]
-PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def export(
@@ -144,42 +146,47 @@ def write(
             arguments = (like, *shapes, inputs.inputs)
             return serialise(make_program(trainer, held, user), arguments, platforms)
 
-        programs[loader.PROGRAMS[format]], result = made(held)
+        programs[manifest_form.PROGRAMS[format]], result = made(held)
         if bags:
             programs[loader.POOLED], _ = made(held | {name: "float32" for _, names in bags for name in names})
+    manifest: dict[str, Any] = {
+        "format": manifest_form.FORMAT,
+        "versions": {"recjax": __version__, "jax": jax.__version__, "flax": flax.__version__},
+        "model": {"kind": getattr(trainer.config.model, "kind", ""), "step": step},
+        "program": {"format": format, "platforms": list(platforms), "symbols": inputs.symbols},
+        "parameters": {part: list(each) for part, each in leaves.items()},
+        "tables": {
+            name: {"file": files[name], "rows": lazy.shape[0], "dim": lazy.shape[1], "held": held[name]}
+            | {"on_disk": name in kept_there}
+            | _array(stored[name])
+            for name, lazy in rows.items()
+        },
+        "inputs": signature,
+        "lookups": lookups,
+    }
+    heads = {}
+    if kept_there:
+        manifest["id"] = _id_of(manifest, [*leaves.values()], [rows[name] for name in kept_there])
+        row_bytes = {name: stored[name].shape[1] * stored[name].dtype.itemsize for name in kept_there}
+        heads = {n: records.Head(rows[n].shape[0], size, manifest["id"], n) for n, size in row_bytes.items()}
     unfinished = out.with_name(f".{out.name}.unfinished-{os.getpid()}")
     try:
         (unfinished / "tables").mkdir(parents=True)
         for name, lazy in rows.items():
-            _write_rows(unfinished / files[name], lazy, held[name], stored[name])
+            _write_rows(unfinished / files[name], lazy, held[name], stored[name], heads.get(name))
         if format == "onnx":
             onnx, result = onnx_program.make_onnx(trainer, held, user, inputs, leaves, files, unfinished)
-            programs[loader.PROGRAMS[format]] = onnx
+            programs[manifest_form.PROGRAMS[format]] = onnx
         else:
             numbered = {f"{part}.{i:04}": x for part, each in leaves.items() for i, x in enumerate(each.values())}
-            np.savez(unfinished / "parameters.npz", allow_pickle=False, **numbered)
+            np.savez(unfinished / manifest_form.PARAMETERS, allow_pickle=False, **numbered)
         for name, program in programs.items():
             (unfinished / name).write_bytes(program)
         if data is not None:
             shutil.copytree(data, unfinished / "data")
-        for module in (loader, *([records, row_cache, transfers, on_disk] if kept_there else [])):
+        for module in (loader, manifest_form, *([records, row_cache, transfers, on_disk] if kept_there else [])):
             shutil.copyfile(str(module.__file__), unfinished / Path(str(module.__file__)).name)
-        manifest: dict[str, Any] = {
-            "format": loader.FORMAT,
-            "versions": {"recjax": __version__, "jax": jax.__version__, "flax": flax.__version__},
-            "model": {"kind": getattr(trainer.config.model, "kind", ""), "step": step},
-            "program": {"format": format, "platforms": list(platforms), "symbols": inputs.symbols},
-            "parameters": {part: list(each) for part, each in leaves.items()},
-            "tables": {
-                name: {"file": files[name], "rows": lazy.shape[0], "dim": lazy.shape[1], "held": held[name]}
-                | {"on_disk": name in kept_there}
-                | _array(stored[name])
-                for name, lazy in rows.items()
-            },
-            "inputs": signature,
-            "lookups": lookups,
-            "outputs": {"dtype": "float32", "shape": _shape(result)} | outputs.described(trainer),
-        }
+        manifest["outputs"] = {"dtype": "float32", "shape": _shape(result)} | outputs.described(trainer)
         manifest["files"] = checksums(unfinished)
         manifest["sha256"] = loader.own_checksum(manifest)
         (unfinished / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
@@ -232,24 +239,40 @@ def _on_disk(disk: Sequence[str], tables: Sequence[str], features: Sequence[Feat
 
 
 def _encoded(shape: tuple[Any, ...], held: Held) -> jax.ShapeDtypeStruct:
-    """Content of a table's file: bits of bfloat16 as uint16, for .npy has no bfloat16."""
-    V, D = shape
-    columns, dtype = {
-        "float32": (D, np.float32),
-        "bfloat16": (D, np.uint16),
-        "int8": (D + 8, np.uint8),
-        "int4": (-(-D // 2) + 8, np.uint8),
-    }[held]
-    return jax.ShapeDtypeStruct((V, columns), dtype)
+    """Content of a table's file."""
+    dtype, columns = manifest_form.stored(held, shape[1])
+    return jax.ShapeDtypeStruct((shape[0], columns), np.dtype(dtype))
 
 
-def _write_rows(file: Path, rows: LazyArray, held: Held, stored: jax.ShapeDtypeStruct) -> None:
-    """Writes the rows of a table by id, of which they are stored in another order, a part at a time."""
+def _id_of(manifest: Mapping[str, Any], leaves: Sequence[Mapping[str, Any]], on_disk: Sequence[LazyArray]) -> str:
+    """A hash of all that tells an export with tables on disk from others: the same one for the same content.
+
+    Args:
+      manifest: what it says before its files are written, with the step and what recjax it is of.
+      leaves: the dense parameters, and what else the module holds.
+      on_disk: rows of the tables there, which are read once more for it.
+    """
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode())
+    for array in (x for each in leaves for x in each.values()):
+        digest.update(np.asarray(array).tobytes())
+    for rows in on_disk:
+        for part in rows.parts():
+            digest.update(rows.read(part).tobytes())
+    return digest.hexdigest()
+
+
+def _write_rows(
+    file: Path, rows: LazyArray, held: Held, stored: jax.ShapeDtypeStruct, head: records.Head | None
+) -> None:
+    """Writes the rows of a table by id, of which they are stored in another order, a part at a time.
+
+    With a head they become records, and else an .npy file.
+    """
     V, D = rows.shape
     order = RowOrder(V)
     writer = None
-    if file.suffix == ".records":
-        writer = records.RecordWriter(file, V, stored.shape[1] * stored.dtype.itemsize)
+    if head is not None:
+        writer = records.RecordWriter(file, head)
     else:
         written = np.lib.format.open_memmap(file, "w+", stored.dtype, stored.shape)
     each = max(1, PART_BYTES // max(1, D * rows.dtype.itemsize))

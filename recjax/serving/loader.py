@@ -1,6 +1,6 @@
 """Runs a model that `recjax export` wrote. Needs NumPy and JAX (with flatbuffers) or, of an ONNX export, onnxruntime.
 
-It does not need recjax: copy it where you like.
+It does not need recjax: copy it where you like, with the .py files beside it.
 
     from loader import load
 
@@ -19,31 +19,56 @@ itself.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
+import io
 import json
 import re
+import stat
 import sys
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-FORMAT = "recjax-export/2"
-PROGRAMS = {"stablehlo": "program.stablehlo", "onnx": "program.onnx"}
 POOLED = "pooled.stablehlo"  # the program that takes bags of tables on disk pooled
 # What XLA itself knows how to compute, and jax.export writes so.
 _OWN_CALLS = r"stablehlo\.custom_call @(shape_assertion|Sharding|stablehlo\.dynamic_(reduce_window|top_k)|mhlo\.topk)\("
 _NONE: Mapping[str, Any] = {}
+_MOST_TEXT = 1 << 24  # bytes of a manifest
+_AGAIN = "Copy the export once more, or export it again."
 
 
 class ExportError(Exception):
     """An export that is damaged or of another kind; one paragraph."""
 
 
+class DamagedError(ExportError):
+    """An export that is not what was written, or was copied in part, or mixed with another one."""
+
+
 class InputError(ValueError):
     """Samples that the model cannot score; one paragraph."""
+
+
+def _beside(name: str) -> Any:
+    """The module that lies beside this file in an export; in the package its home is there or in `recjax.tiers`."""
+    file = Path(__file__).with_name(f"{name}.py")
+    file = next((each for each in (file, file.parents[1] / "tiers" / file.name) if each.exists()), file)
+    spec = importlib.util.spec_from_file_location(f"{__name__}_{name}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except FileNotFoundError:
+        raise ExportError(f"{file} does not exist. Copy it from an export, with the loader.py beside it.") from None
+    return module
+
+
+_form = _beside("manifest_form")
 
 
 def load(
@@ -56,47 +81,78 @@ def load(
       device: a `jax.Device`; None takes JAX's first one. onnxruntime always takes the CPU.
       verify: compare the files of tables with their checksums, which reads them whole; all others are always compared.
         Tables on disk have a checksum for each row, which is compared whenever one is read; these are not read whole.
+        Sizes are compared of all files, and before any is read.
       cache_bytes: of memory for the rows of each table on disk.
       pooled_bytes: of memory for the pooled bags of each table on disk; 0: its bags are pooled each time.
 
     Raises:
-      ExportError: a file is missing, damaged or of another kind, or the export is not for this device, or has no bags
-        on disk that could come pooled.
+      DamagedError: a file is missing or damaged, or belongs to another export.
+      ExportError: it is none, or not for this device, or has no bags on disk that could come pooled.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
     on_disk = {name: entry for name, entry in manifest["tables"].items() if entry["on_disk"]}
     large = {entry["file"] for entry in manifest["tables"].values() if entry["on_disk"] or not verify}
-    for name in manifest["files"]:
+    for name, entry in manifest["files"].items():
+        check_size(folder, name, entry)
+    for name, entry in manifest["files"].items():
         if name not in large:
-            check_file(folder, name, manifest["files"][name])
+            check_file(folder, name, entry)
     mapped = {name: _mapped(folder, entry) for name, entry in manifest["tables"].items() if name not in on_disk}
     if pooled_bytes and POOLED not in manifest["files"]:
         raise ExportError(f"{folder} has no table on disk with bags of several ids. Leave the cache of bags out.")
     if manifest["program"]["format"] == "onnx":
-        return Model(manifest, _by_onnxruntime(folder / PROGRAMS["onnx"]), padded=False)
-    run = _by_jax(folder, POOLED if pooled_bytes else PROGRAMS["stablehlo"], manifest, mapped, device)
-    if not on_disk:
+        return Model(manifest, _by_onnxruntime(folder / _form.PROGRAMS["onnx"], manifest), padded=False)
+    disk = _beside("on_disk") if on_disk else None
+    in_bags = _tables_in_bags(disk, manifest) if pooled_bytes else set()
+    program = POOLED if pooled_bytes else _form.PROGRAMS["stablehlo"]
+    run = _by_jax(folder, program, manifest, mapped, device, in_bags)
+    if disk is None:
         return Model(manifest, run, padded=True)
-    records, disk, transfers = _beside("records"), _beside("on_disk"), _beside("transfers").Transfers()
-    opened = {name: records.RecordFile(folder / entry["file"], transfers) for name, entry in on_disk.items()}
-    stores = _beside("row_cache").CachedRows(opened, records.read_together, cache_bytes)
+    stores = _stores(folder, manifest["id"], on_disk, cache_bytes)
     run, pooled = disk.runner(run, manifest, stores, pooled_bytes)
     return Model(manifest, run, True, stores, pooled)
 
 
-def _beside(name: str) -> Any:
-    """The module that lies beside this file in an export; in the package its home is `recjax.tiers`."""
-    file = Path(__file__).with_name(f"{name}.py")
-    file = file if file.exists() else file.parents[1] / "tiers" / file.name
-    spec = importlib.util.spec_from_file_location(f"{__name__}_{name}", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _tables_in_bags(disk: Any, manifest: Mapping[str, Any]) -> set[str]:
+    """The tables on disk of which the program `POOLED` takes sums of bags."""
+    features = {feature["name"]: feature for feature in manifest["inputs"]["features"]}
+    on_disk = [name for name, entry in manifest["tables"].items() if entry["on_disk"]]
+    return {name for _, names in disk.poolable(manifest["lookups"], features, on_disk) for name in names}
 
 
-def _by_jax(folder: Path, program: str, manifest: Mapping[str, Any], mapped: Any, device: Any) -> Callable[[Any], Any]:
+def _stores(folder: Path, owner: str, on_disk: Mapping[str, Any], cache_bytes: int) -> Any:
+    """The rows of tables on disk through their caches; every damage is a DamagedError."""
+    records = _beside("records")
+
+    def read(wanted: Any) -> Any:
+        try:
+            return records.read_together(wanted)
+        except (records.CorruptRecordError, OSError) as damage:
+            raise DamagedError(f"{damage}") from damage
+
+    with contextlib.ExitStack() as stack:
+        transfers = _beside("transfers").Transfers()
+        stack.callback(transfers.close)
+        opened = {}
+        for name, entry in on_disk.items():
+            file = folder / entry["file"]
+            row_bytes = entry["shape"][1] * np.dtype(entry["dtype"]).itemsize
+            head = records.Head(entry["rows"], row_bytes, owner, name)
+            try:
+                opened[name] = records.RecordFile(file, head, transfers)
+            except records.CorruptRecordError as damage:
+                raise DamagedError(str(damage)) from damage
+            except OSError as error:
+                raise DamagedError(f"{file} cannot be read: {error.strerror or error}. {_AGAIN}") from error
+            stack.callback(opened[name].close)
+        stack.pop_all()
+    return _beside("row_cache").CachedRows(opened, read, cache_bytes)
+
+
+def _by_jax(
+    folder: Path, program: str, manifest: Mapping[str, Any], mapped: Any, device: Any, in_bags: set[str]
+) -> Callable[[Any], Any]:
     import jax
 
     device = jax.devices()[0] if device is None else device
@@ -107,10 +163,9 @@ def _by_jax(folder: Path, program: str, manifest: Mapping[str, Any], mapped: Any
             f"{folder} was exported for {', '.join(platforms)}, and {device} is of {platform}. Export it once more "
             f"with --platforms {','.join([*platforms, platform])}, or set JAX_PLATFORMS={platforms[0]}."
         )
-    with np.load(folder / "parameters.npz", allow_pickle=False) as file:
-        leaves = {name: file[name] for name in sorted(file.files)}
-    held = [[x for name, x in leaves.items() if name.startswith(kind)] for kind in ("dense.", "module.")]
-    call = jax.jit(_program(folder / program).call)
+    exported = _program(folder / program)
+    held = _parameters(folder / _form.PARAMETERS, _check_program(folder / program, exported, manifest, in_bags))
+    call = jax.jit(exported.call)
     tables, *parameters = jax.device_put((mapped, *held), device)
 
     def run(inputs: Mapping[str, Any]) -> Any:
@@ -121,7 +176,7 @@ def _by_jax(folder: Path, program: str, manifest: Mapping[str, Any], mapped: Any
     return run
 
 
-def _by_onnxruntime(file: Path) -> Callable[[Any], np.ndarray]:
+def _by_onnxruntime(file: Path, manifest: Mapping[str, Any]) -> Callable[[Any], np.ndarray]:
     try:
         import onnxruntime
 
@@ -133,15 +188,108 @@ def _by_onnxruntime(file: Path) -> Callable[[Any], np.ndarray]:
     except Exception as error:  # it raises what its parser meets
         text = " ".join(str(error).split())[:300]
         raise ExportError(f"{file} cannot be read by onnxruntime {onnxruntime.__version__}: {text}") from error
-    names = {each.name for each in session.get_inputs()}
+    types = {"tensor(float)": "float32", "tensor(int32)": "int32"}
+    arrays = {each.name: each for each in session.get_inputs()} | {"scores": session.get_outputs()[0]}
+    takes = {name: (types.get(each.type), *each.shape) for name, each in arrays.items()}
+    _compare(file, takes, _described(manifest))
 
     def call(inputs: Mapping[str, Any]) -> np.ndarray:
-        of = {f"{kind}.{n}": x for kind in ("ids", "lengths", "weights") for n, x in inputs[kind].items()}
-        plain = {name: inputs[name] for name in ("dense", "user") if name in inputs}
-        found: np.ndarray = session.run(None, {n: x for n, x in (plain | of).items() if n in names})[0]
+        found: np.ndarray = session.run(None, _by_name(inputs))[0]
         return found
 
     return call
+
+
+def _by_name(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs of a program by one name each: "dense", "user", "ids.FEATURE"."""
+    plain = {name: inputs[name] for name in ("dense", "user") if name in inputs}
+    return plain | {f"{kind}.{n}": x for kind in ("ids", "lengths", "weights") for n, x in inputs[kind].items()}
+
+
+def _described(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """(dtype, *shape) of what a program takes by `_by_name`, and of its "scores", as the manifest has them."""
+    inputs = manifest["inputs"]
+    arrays = {f"{kind}.{f['name']}": entry for f in inputs["features"] for kind, entry in f["arrays"].items()}
+    arrays |= {name: inputs[name] for name in ("dense", "user") if name in inputs} | {"scores": manifest["outputs"]}
+    return {name: (entry["dtype"], *entry["shape"]) for name, entry in arrays.items()}
+
+
+def _compare(file: Path, takes: Mapping[str, Any], described: Mapping[str, Any]) -> None:
+    """Refuses a program that takes or gives something else than the manifest says (DamagedError)."""
+    names = sorted(takes.keys() | described.keys())
+    if wrong := [name for name in names if takes.get(name) != described.get(name)]:
+        has, said = (_shown_array(each.get(wrong[0])) for each in (takes, described))
+        raise DamagedError(f"{file} has {has} as {wrong[0]!r:.80}, and manifest.json says {said}. {_AGAIN}")
+
+
+def _shown_array(described: Sequence[Any] | None) -> str:
+    return "nothing" if described is None else f"{described[0]} [{', '.join(map(str, described[1:]))}]"[:80]
+
+
+def _check_program(
+    file: Path, exported: Any, manifest: Mapping[str, Any], in_bags: set[str]
+) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
+    """Compares a program with the manifest (DamagedError).
+
+    Returns:
+      dtype and shape of the parameters that it takes: "dense" and "module".
+    """
+    import jax
+
+    def of(x: Any) -> tuple[Any, ...]:
+        return (x.dtype.name, *(n if isinstance(n, int) else str(n) for n in x.shape))
+
+    try:
+        (tables, *leaves, inputs), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
+        takes = {name: of(x) for name, x in _by_name(inputs).items()} | {"scores": of(*exported.out_avals)}
+        parameters = {part: [of(x) for x in each] for part, each in zip(("dense", "module"), leaves, strict=True)}
+        rows = {name: of(x) for name, x in tables.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DamagedError(f"{file} is no program of an export: {str(error)[:200]}. {_AGAIN}") from error
+    described = _described(manifest)
+    for name, entry in manifest["tables"].items():
+        dtype, width = ("float32", entry["dim"]) if name in in_bags else (entry["dtype"], entry["shape"][1])
+        # Of a table on disk the program takes any number of rows.
+        count = rows.get(name, (0, 0))[1] if entry["on_disk"] else entry["rows"]
+        described[f"table.{name}"] = (dtype, count, width)
+    _compare(file, takes | {f"table.{name}": x for name, x in rows.items()}, described)
+    if any(len(parameters[part]) != len(names) for part, names in manifest["parameters"].items()):
+        raise DamagedError(f"{file} takes other parameters than manifest.json says. {_AGAIN}")
+    return {part: [(x[0], x[1:]) for x in each] for part, each in parameters.items()}
+
+
+def _parameters(file: Path, expected: Mapping[str, Sequence[Any]]) -> list[list[np.ndarray]]:
+    """The arrays of an .npz file, of these dtypes and shapes, which are not compressed (DamagedError)."""
+    names = {f"{part}.{i:04}.npy": x for part, each in expected.items() for i, x in enumerate(each)}
+    try:
+        size = file.stat().st_size
+        with zipfile.ZipFile(file) as archive:
+            members = {member.filename: member for member in archive.infolist()}
+            if members.keys() != names.keys() or len(members) < len(archive.infolist()):
+                raise ValueError("it holds other arrays than the program takes")
+            if any(x.compress_type != zipfile.ZIP_STORED or x.file_size > size for x in members.values()):
+                raise ValueError("its arrays are compressed")
+            found = {}
+            for name, (dtype, shape) in names.items():
+                raw = archive.read(members[name])
+                at, order = _header(io.BytesIO(raw), len(raw), dtype, shape)
+                found[name] = np.ndarray(shape, dtype, raw, at, order=order)
+    except Exception as error:  # zipfile and NumPy raise what their parsers meet
+        raise DamagedError(f"{file} is damaged: {' '.join(str(error).split())[:200]}. {_AGAIN}") from error
+    return [[x for name, x in found.items() if name.startswith(part)] for part in expected]
+
+
+def _header(stream: Any, size: int, dtype: str, shape: Sequence[int]) -> tuple[int, Any]:
+    """The place at which the data of an .npy file of this size begin, and their order; ValueError of another file."""
+    version = np.lib.format.read_magic(stream)
+    if version != (1, 0):
+        raise ValueError(f"it is of version {version} of .npy")
+    has, fortran, kind = np.lib.format.read_array_header_1_0(stream)
+    if kind != np.dtype(dtype) or tuple(has) != tuple(shape):
+        raise ValueError(f"it holds {list(has)} of {kind} instead of {list(shape)} of {dtype}")
+    if stream.tell() + int(np.prod(shape, dtype=object)) * kind.itemsize != size:
+        raise ValueError("it has another size than its first bytes say")
+    return stream.tell(), "F" if fortran else "C"
 
 
 def own_checksum(manifest: Mapping[str, Any]) -> str:
@@ -151,53 +299,78 @@ def own_checksum(manifest: Mapping[str, Any]) -> str:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of an export, compared with its own checksum (ExportError)."""
+    """The manifest of an export, compared with its own checksum, and of the form that is written.
+
+    Raises:
+      ExportError: there is none, or of another format.
+      DamagedError: it is damaged.
+    """
     file = folder / "manifest.json"
     try:
-        manifest = json.loads(file.read_text("utf-8"))
+        if (size := _size(folder, file.name)) > _MOST_TEXT:
+            raise DamagedError(f"{file} has {size:,} bytes, and no manifest has more than {_MOST_TEXT:,}. {_AGAIN}")
+        manifest = _form.parse(file.read_text("utf-8"))
     except FileNotFoundError:
         raise ExportError(f"{file} does not exist. Give a folder that `recjax export` wrote.") from None
     except (OSError, ValueError) as error:
-        raise ExportError(f"{file} cannot be read: {error}. Copy the export once more, or export it again.") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ExportError(f"{file} is not of the format {FORMAT}. Take the loader.py that was written beside it.")
+        raise DamagedError(f"{file} cannot be read: {error}. {_AGAIN}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != _form.FORMAT:
+        raise ExportError(f"{file} is not of the format {_form.FORMAT}. Take the loader.py that was written beside it.")
     if manifest.get("sha256") != own_checksum(manifest):
-        raise ExportError(f"{file} is damaged: its checksum differs. Copy the export once more, or export it again.")
+        raise DamagedError(f"{file} is damaged: its checksum differs. {_AGAIN}")
+    if what := _form.find_fault(manifest):
+        raise DamagedError(f"{file} is no manifest of an export: {what}. {_AGAIN}")
+    if "id" not in manifest and any(entry["on_disk"] for entry in manifest["tables"].values()):
+        raise DamagedError(f"{file} was written by an earlier version: its tables on disk have no id. Export it again.")
     return manifest
 
 
-def check_file(folder: Path, name: str, entry: Mapping[str, Any]) -> None:
-    """Compares a file with what the manifest says of it (ExportError)."""
-    file = folder / name
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise ExportError(f"{folder / 'manifest.json'} names {name}, outside of its folder. Do not use this export.")
+def _size(folder: Path, name: str) -> int:
+    """Bytes of a file in an export; OSError or ValueError if it is none, DamagedError if it lies elsewhere."""
+    file, inside = folder / name, not Path(name).is_absolute() and ".." not in Path(name).parts
+    if not inside or not file.resolve().is_relative_to(folder.resolve()):
+        shown = name[:200].encode("unicode_escape").decode()
+        raise DamagedError(f"{folder / 'manifest.json'} names {shown}, outside of its folder. Do not use this export.")
+    about = file.stat()
+    if not stat.S_ISREG(about.st_mode):
+        raise ValueError("it is no file")
+    return about.st_size
+
+
+def check_size(folder: Path, name: str, entry: Mapping[str, Any]) -> None:
+    """Compares the size of a file with what the manifest says of it, and where it lies (DamagedError)."""
     try:
-        size = file.stat().st_size
-        if size == entry["bytes"]:
-            with file.open("rb") as opened:
-                if hashlib.file_digest(opened, "sha256").hexdigest() == entry["sha256"]:
-                    return
-            what = "its checksum differs"
-        else:
-            what = f"it has {size:,} bytes instead of {entry['bytes']:,}"
+        size = _size(folder, name)
+        what = "" if size == entry["bytes"] else f"it has {size:,} bytes instead of {entry['bytes']:,}"
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle
+        what = f"it cannot be read ({getattr(error, 'strerror', None) or error})"
+    if what:
+        shown = name[:200].encode("unicode_escape").decode()
+        raise DamagedError(f"{folder / shown} is damaged: {what}. {_AGAIN}")
+
+
+def check_file(folder: Path, name: str, entry: Mapping[str, Any]) -> None:
+    """Compares a file with its checksum in the manifest (DamagedError)."""
+    file = folder / name
+    try:
+        with file.open("rb") as opened:
+            if hashlib.file_digest(opened, "sha256").hexdigest() == entry["sha256"]:
+                return
+        what = "its checksum differs"
     except OSError as error:
         what = f"it cannot be read ({error.strerror})"
-    raise ExportError(f"{file} is damaged: {what}. Copy the export once more, or export it again.")
+    raise DamagedError(f"{file} is damaged: {what}. {_AGAIN}")
 
 
 def _mapped(folder: Path, entry: Mapping[str, Any]) -> np.ndarray:
     """A table's file, mapped into memory."""
     file = folder / entry["file"]
     try:
-        rows: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise ExportError(f"{file} is damaged: {error}. Copy the export once more, or export it again.") from error
-    if list(rows.shape) != entry["shape"] or rows.dtype.name != entry["dtype"]:
-        raise ExportError(
-            f"{file} holds {list(rows.shape)} of {rows.dtype}, and the manifest says {entry['shape']} of "
-            f"{entry['dtype']}. Copy the export once more, or export it again."
-        )
-    return rows
+        with file.open("rb") as opened:
+            at, order = _header(opened, file.stat().st_size, entry["dtype"], entry["shape"])
+        return np.memmap(file, entry["dtype"], "r", at, tuple(entry["shape"]), order)
+    except Exception as error:  # NumPy raises what its parser meets
+        raise DamagedError(f"{file} is damaged: {' '.join(str(error).split())[:200]}. {_AGAIN}") from error
 
 
 def _program(file: Path) -> Any:
@@ -206,6 +379,7 @@ def _program(file: Path) -> Any:
 
     try:
         exported = jax.export.deserialize(bytearray(file.read_bytes()))
+        outside = outside_calls(exported)
     except ImportError as error:
         raise ExportError(
             f"jax.export reads {file} by the package flatbuffers, and that is not installed. Install it: pip install "
@@ -216,7 +390,7 @@ def _program(file: Path) -> Any:
             f"{file} cannot be read by JAX {jax.__version__}: {' '.join(str(error).split())[:200]}. Take a JAX as new "
             "as the one in `versions` of manifest.json."
         ) from error
-    if outside := outside_calls(exported):
+    if outside:
         raise ExportError(f"{file} calls {', '.join(outside)}, which is not part of it. Do not use this export.")
     return exported
 

@@ -11,7 +11,7 @@ from recjax.config.tasks import LOSSES
 from recjax.data.batch import Label
 from recjax.data.source import BlockSource
 from recjax.data.storage.blocks import PreparedSource
-from recjax.errors import TrainingError
+from recjax.errors import DataError, TrainingError
 from recjax.train.metrics import measures
 from recjax.train.metrics.by_task import predictions
 from recjax.train.tasks import Task, Tasks
@@ -83,7 +83,11 @@ def described(trainer: Trainer) -> dict[str, Any]:
 
 
 def tasks_from(described: Mapping[str, Any]) -> Tasks:
-    """The tasks of what `described` gave."""
+    """The tasks of what `described` gave; DataError of a loss that is not known here."""
+    if strange := [task["loss"] for task in described["tasks"] if task["loss"] not in LOSSES]:
+        raise DataError(
+            f"the export names the loss {strange[0][:80]!r}; known are {', '.join(LOSSES)}. Export it again."
+        )
     return tuple(
         Task(
             Label(task["name"], task["kind"], task["outputs"] if task["kind"] == "class" else 0),

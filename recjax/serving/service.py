@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from recjax.errors import ConfigError, TrainingError
+from recjax.errors import ConfigError, DataError, TrainingError
 from recjax.serving import loader, outputs
 from recjax.serving.requests import RequestReader, Scorable, columns_of
 from recjax.serving.scoring import BATCHES, Scorer
@@ -120,6 +120,8 @@ class Service:
         """
         try:
             model = loader.load(folder, cache_bytes=config.cache_bytes, pooled_bytes=config.pooled_bytes)
+        except loader.DamagedError as error:
+            raise DataError(str(error)) from error
         except loader.ExportError as error:
             raise ConfigError(str(error)) from error
         columns, self.source = columns_of(folder, model.signature["inputs"])

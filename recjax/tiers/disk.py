@@ -11,7 +11,6 @@ on each read.
 from __future__ import annotations
 
 import errno
-import json
 import mmap
 import os
 import secrets
@@ -22,7 +21,7 @@ import numpy as np
 
 from recjax.errors import ConfigError, TrainingError
 from recjax.tiers.clock import Clock
-from recjax.tiers.records import FORMAT, UNITS, Cells, CorruptRecordError, RecordFile, aligned, checksums, record_bytes
+from recjax.tiers.records import UNITS, Cells, CorruptRecordError, Head, RecordFile, aligned, checksums, record_bytes
 from recjax.tiers.transfers import Transfers
 from recjax.utils.files import disk_error
 
@@ -59,13 +58,13 @@ class OnDisk:
         Raises:
           ConfigError: no file can be made there.
         """
-        self._path, self._bytes = folder / f"recjax-{name}-{secrets.token_hex(4)}.rows", record
+        head = Head(0, record, secrets.token_hex(4), name)
+        self._path, self._bytes = folder / f"recjax-{name}-{head.owner}.rows", record
         self._padded, self._transfers = record_bytes(record), Transfers()
         try:
-            about = {"format": FORMAT, "records": 0, "row_bytes": record, "record_bytes": self._padded}
             with self._path.open("xb") as opened:
-                opened.write(json.dumps(about).encode().ljust(_BLOCK))
-            self._file = RecordFile(self._path, self._transfers, UNITS[0])
+                opened.write(head.block())
+            self._file = RecordFile(self._path, head, self._transfers, UNITS[0])
             flags = os.O_WRONLY | (getattr(os, "O_DIRECT", 0) if self._file.direct else 0)
             self._descriptor = os.open(self._path, flags)
             self.unit = self._file.unit = _unit(self._descriptor, self._file.unit)
@@ -149,7 +148,8 @@ class OnDisk:
             inside_K = places_K % per
             records_CxP[at_K, inside_K, : self._bytes] = records
             records_CxP[at_K, inside_K, self._bytes : -8] = 0
-            records_CxP[at_K, inside_K, -8:] = checksums(records, places_K).astype("<u8")[:, None].view(np.uint8)
+            sums_K = checksums(records, places_K, self._file.seed).astype("<u8")
+            records_CxP[at_K, inside_K, -8:] = sums_K[:, None].view(np.uint8)
             first = self._cells.firsts(cells_C, WRITE_BYTES)
             self._transfers.write(self._cells.pieces(first, self._descriptor, cells_C, held), self._file.direct)
         except OSError as error:

@@ -2,21 +2,25 @@
 
 Needs NumPy and `transfers` alone, and is copied with it beside the loader of an export that has such tables.
 
-    file     4 KiB: JSON that says how many records of how many bytes there are; then the records
+    file     4 KiB: JSON that says whose records there are, how many, and of how many bytes (`Head`); then the records
     record   the row's bytes, zeros, and 8 bytes of checksum: 64 bytes, or a power of two times as many up to 4 KiB, or
              a multiple of 4 KiB, so that no record lies in more blocks of the disk than it must
 
-A record is read with its number, which enters the checksum: one that is damaged, or stands in another's place, is named
-and not given out. Reads go around the page cache (O_DIRECT) where the file system lets them, for the cache of rows
-(`row_cache`) is ours: what it holds is chosen by rows, not by blocks of which one row is wanted.
+Whoever opens a file says what its first block must be, and a file of another export, table or size is refused. The
+record's number and whose it is enter the checksum: one that is damaged, stands in another's place, or is left of a file
+that was there before is named and not given out. Reads go around the page cache (O_DIRECT) where the file system lets
+them, for the cache of rows (`row_cache`) is ours: what it holds is chosen by rows, not by blocks of which one row is
+wanted.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import mmap
 import os
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,7 +31,7 @@ import numpy as np
 if TYPE_CHECKING:
     from recjax.tiers.transfers import Transfers
 
-FORMAT = "recjax-records/1"
+FORMAT = "recjax-records/2"
 _BLOCK = 4096
 READ_BYTES = 16 * _BLOCK  # at most, that one read takes in
 _PART_BYTES = 2**23  # of records that are in memory at a time, beside the rows that are read
@@ -36,7 +40,7 @@ UNITS = (512, _BLOCK)  # bytes that a disk can be asked for
 
 
 class CorruptRecordError(Exception):
-    """A record that is not what was written: names the file and the record; one paragraph."""
+    """A file or a record that is not what was written: names the file and the record; one paragraph."""
 
 
 def record_bytes(row_bytes: int) -> int:
@@ -45,7 +49,57 @@ def record_bytes(row_bytes: int) -> int:
     return max(64, 1 << (needed - 1).bit_length()) if needed <= _BLOCK else -(-needed // _BLOCK) * _BLOCK
 
 
-class Cells(NamedTuple):  # no dataclass: an export loads this file without its name in sys.modules
+class Head(NamedTuple):  # no dataclass: an export loads this file without its name in sys.modules
+    """Says what is in a file: its first block.
+
+    Attributes:
+      records: how many there are.
+      row_bytes: of each row.
+      owner: id of the export, or of the run, that the file belongs to.
+      table: whose rows they are.
+    """
+
+    records: int
+    row_bytes: int
+    owner: str
+    table: str
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the whole file."""
+        return _BLOCK + -(-self.records * record_bytes(self.row_bytes) // _BLOCK) * _BLOCK
+
+    @property
+    def seed(self) -> int:
+        """64 bits of the owner and the table, for the checksums."""
+        digest = hashlib.sha256(json.dumps([self.owner, self.table]).encode()).digest()
+        return int.from_bytes(digest[:8], "little")
+
+    def block(self) -> bytes:
+        """The first block."""
+        whose = {"owner": self.owner, "table": self.table[:200]}  # a longer one does not fit, and is in the seed
+        sizes = {"records": self.records, "row_bytes": self.row_bytes, "record_bytes": record_bytes(self.row_bytes)}
+        return json.dumps({"format": FORMAT, **whose, **sizes}).encode().ljust(_BLOCK)
+
+    def refuse(self, file: Path, block: bytes) -> None:
+        """Raises CorruptRecordError for a file whose first block is another one, and says in what."""
+        try:
+            about = json.loads(block)
+            form, owner, table = str(about["format"])[:40], about["owner"], about["table"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            form = owner = table = ""
+        if re.fullmatch(r"recjax-records/\d+", form) and form != FORMAT:
+            what = f"is of the format {form}, and {FORMAT} is read here. Export the model again"
+        elif form == FORMAT and owner != self.owner:
+            what = "belongs to another export. Copy the whole export once more"
+        elif form == FORMAT and table != self.table[:200]:
+            what = f"holds rows of the table {str(table)[:80]!r} instead of {self.table[:80]!r}. Copy the file again"
+        else:
+            what = "is no file of records, or its first block is damaged. Copy the file again"
+        raise CorruptRecordError(f"{file} {what}.")
+
+
+class Cells(NamedTuple):
     """The cells of a file, each read and written as a whole: a record of a unit or more, or a unit of several records.
 
     Attributes:
@@ -89,20 +143,21 @@ class Cells(NamedTuple):  # no dataclass: an export loads this file without its 
         return np.stack([np.broadcast_to(descriptors, len(first_N)), place, length, address], axis=1)
 
 
-def checksums(payload: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Checksums of records, uint64 [n]: sums of their 32-bit words and numbers, each times an odd number of its own.
+def checksums(payload: np.ndarray, numbers: np.ndarray, seeds: np.ndarray | int) -> np.ndarray:
+    """Checksums of records, uint64 [n]: the seed, and their 32-bit words and numbers each times an odd number.
 
-    A change of any bits of one word, or of the number, always changes it; other changes do but for one in 2^64 or so
-    (multilinear hashing; Lemire and Kaser, "Strongly universal string hashing is fast", 2014).
+    A change of any bits of one word, of the number, or of the seed always changes it; other changes do but for one in
+    2^64 or so (multilinear hashing; Lemire and Kaser, "Strongly universal string hashing is fast", 2014).
 
     Args:
       payload: uint8 [n, P], P a multiple of 4.
       numbers: of the records, [n].
+      seeds: of the file's `Head`, or uint64 [n] of several ones.
     """
     words = np.ascontiguousarray(payload).view("<u4")
     odd = _odd(words.shape[1] + 1)
     sums: np.ndarray = np.einsum("nw,w->n", words, odd[1:], dtype=np.uint64, casting="safe")  # makes no product whole
-    return sums + (numbers.astype(np.uint64) + np.uint64(1)) * odd[0]
+    return sums + (numbers.astype(np.uint64) + np.uint64(1)) * odd[0] + np.asarray(seeds, np.uint64)
 
 
 @functools.cache
@@ -121,23 +176,22 @@ def _splitmix(x: np.ndarray) -> np.ndarray:
 class RecordWriter:
     """Writes the records of one file, in any order; `close` completes it."""
 
-    def __init__(self, file: Path, rows: int, row_bytes: int) -> None:
-        """Makes a file for so many rows of so many bytes; OSError if it cannot."""
-        self._bytes, self._row_bytes = record_bytes(row_bytes), row_bytes
-        about = {"format": FORMAT, "records": rows, "row_bytes": row_bytes, "record_bytes": self._bytes}
-        size = _BLOCK + -(-rows * self._bytes // _BLOCK) * _BLOCK
+    def __init__(self, file: Path, head: Head) -> None:
+        """Makes a file for as many rows as the head says; OSError if it cannot."""
+        self._bytes, self._row_bytes, self._seed = record_bytes(head.row_bytes), head.row_bytes, head.seed
         with file.open("xb") as opened:
-            opened.write(json.dumps(about).encode().ljust(_BLOCK))
-            opened.truncate(size)
+            opened.write(head.block())
+            opened.truncate(head.file_bytes)
         mapped = np.memmap(file, np.uint8, "r+", _BLOCK)
-        self._records = mapped[: rows * self._bytes].reshape(rows, self._bytes)
+        self._records = mapped[: head.records * self._bytes].reshape(head.records, self._bytes)
         self._mapped = mapped
 
     def write(self, numbers: np.ndarray, rows: np.ndarray) -> None:
         """Writes rows, uint8 [n, row_bytes], as the records of these numbers."""
         record = np.zeros((len(rows), self._bytes), np.uint8)
         record[:, : self._row_bytes] = rows
-        record[:, -8:] = checksums(record[:, :-8], numbers).astype("<u8").view(np.uint8).reshape(-1, 8)
+        sums = checksums(record[:, :-8], numbers, self._seed)
+        record[:, -8:] = sums.astype("<u8").view(np.uint8).reshape(-1, 8)
         self._records[numbers] = record
 
     def close(self) -> None:
@@ -150,9 +204,11 @@ class RecordFile:
 
     Attributes:
       path: of the file.
+      head: what its first block says.
       records: how many there are.
       row_bytes: of each row.
       record_bytes: of its record.
+      seed: of its checksums.
       transfers: what reads it.
       descriptor: of the open file.
       direct: whether reads go around the page cache.
@@ -160,32 +216,27 @@ class RecordFile:
       units_read: so far.
     """
 
-    def __init__(self, file: Path, transfers: Transfers, unit: int = 512) -> None:
+    def __init__(self, file: Path, head: Head, transfers: Transfers, unit: int = 512) -> None:
         """Opens a file.
 
         Args:
           file: what `RecordWriter` wrote.
+          head: what it was written with.
           transfers: of it, which may serve other files too.
           unit: 512 or 4096; 4096 is taken where the disk cannot be asked for less.
 
         Raises:
-          CorruptRecordError: it is none.
+          CorruptRecordError: it has another head or size.
           OSError: it cannot be read.
         """
-        self.path = file
+        self.path, self.head, self.seed = file, head, head.seed
+        self.records, self.row_bytes, self.record_bytes = head.records, head.row_bytes, record_bytes(head.row_bytes)
         with file.open("rb") as opened:
-            head = opened.read(_BLOCK)
-        try:
-            about: dict[str, Any] = json.loads(head)
-            self.records, self.row_bytes, self.record_bytes = (
-                int(about[k]) for k in ("records", "row_bytes", "record_bytes")
-            )
-            if about["format"] != FORMAT or self.record_bytes != record_bytes(self.row_bytes) or self.records < 0:
-                raise ValueError
-        except (ValueError, KeyError, TypeError):
-            raise CorruptRecordError(
-                f"{file} is no file of records, or its first block is damaged. Copy it again."
-            ) from None
+            block, size = opened.read(_BLOCK), os.fstat(opened.fileno()).st_size
+        if block != head.block():
+            head.refuse(file, block)
+        if size != head.file_bytes:
+            raise CorruptRecordError(f"{file} has {size:,} bytes instead of {head.file_bytes:,}. Copy it again.")
         self.transfers, self.direct, self.unit, self.units_read = transfers, hasattr(os, "O_DIRECT"), unit, 0
         try:
             self.descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
@@ -264,7 +315,8 @@ def _read(asked: Sequence[Asked]) -> tuple[list[np.ndarray], list[tuple[Path, in
         start = stop
         records = each.records()
         found = records[:, -8:].copy().view("<u8")[:, 0]
-        damaged = np.flatnonzero(found != checksums(records[:, :-8], each.numbers))
+        seeds = np.array([file.seed for file in each.files], np.uint64)[each.of]
+        damaged = np.flatnonzero(found != checksums(records[:, :-8], each.numbers, seeds))
         wrong += [(each.files[each.of[at]].path, int(each.numbers[at])) for at in damaged.tolist()]
         rows.append(records[:, : each.files[0].row_bytes])
     return rows, wrong
@@ -274,7 +326,8 @@ def _refuse(wrong: Sequence[tuple[Path, int]], count: int) -> None:
     if wrong:
         more = f", and so do {len(wrong) - 1} more of {count}" if len(wrong) > 1 else ""
         raise CorruptRecordError(
-            f"record {wrong[0][1]} of {wrong[0][0]} is damaged: its checksum differs{more}. Copy the file again."
+            f"record {wrong[0][1]} of {wrong[0][0]} is damaged, or of another file: its checksum differs{more}. Copy "
+            "the file again."
         )
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.records import written
+from support.records import head, written
 
 from recjax.tiers.records import CorruptRecordError, RecordFile, read_together
 from recjax.tiers.row_cache import CachedRows
@@ -17,8 +17,9 @@ NAMES = ("a", "b", "c")  # the last one with longer rows
 def tables(tmp_path_factory):
     """Rows of three tables, and their files."""
     folder, reads = tmp_path_factory.mktemp("tables"), Transfers()
-    made = {name: written(folder / name, 60, 30 if name == "c" else 20, seed) for seed, name in enumerate(NAMES)}
-    files = {name: RecordFile(folder / name, reads) for name in NAMES}
+    sizes = {"a": 20, "b": 20, "c": 30}
+    made = {name: written(folder / name, 60, sizes[name], seed, name) for seed, name in enumerate(NAMES)}
+    files = {name: RecordFile(folder / name, head(60, sizes[name], name), reads) for name in NAMES}
     yield made, files
     for file in files.values():
         file.close()

@@ -7,7 +7,6 @@ import collections
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 
@@ -112,10 +111,10 @@ def open_loop(
     return {**shown, "p50_ms": p50, "p95_ms": p95, "p99_ms": p99}
 
 
-def records_per_s(files: Sequence[Path], unit: int, seconds: float) -> float:
-    """Records a second that random reads of files give, many at once, around the page cache."""
+def records_per_s(files: Sequence[RecordFile], unit: int, seconds: float) -> float:
+    """Records a second that random reads of files, opened once more, give; many at once, around the page cache."""
     rng, done, spent, reads = np.random.default_rng(0), 0, 0.0, Transfers()
-    opened = [RecordFile(file, reads, unit) for file in files]
+    opened = [RecordFile(file.path, file.head, reads, unit) for file in files]
     try:
         while spent < seconds:
             for file in opened:
@@ -131,14 +130,11 @@ def records_per_s(files: Sequence[Path], unit: int, seconds: float) -> float:
     return done / spent
 
 
-def fill(
-    model: Model, folder: Path, workload: Workload, cache_bytes: int, unit: int, settling: int, pooled_bytes: int = 0
-) -> None:
+def fill(model: Model, workload: Workload, cache_bytes: int, unit: int, settling: int, pooled_bytes: int = 0) -> None:
     """Gives the tables of a model caches of other sizes, which hold what is asked for most, and some requests' on top.
 
     Args:
       model: whose tables are on disk.
-      folder: where.
       workload: that it will be asked for.
       cache_bytes: of each table's rows.
       unit: of reads.
@@ -148,7 +144,7 @@ def fill(
     users, stores = workload.users(settling), model.stores
     for name, file in stores.files.items():
         file.close()
-        stores.files[name] = RecordFile(folder / model.manifest["tables"][name]["file"], file.transfers, unit)
+        stores.files[name] = RecordFile(file.path, file.head, file.transfers, unit)
     stores.resize(cache_bytes)
     for number, name in enumerate(stores.files):
         presence = workload.presence(number)

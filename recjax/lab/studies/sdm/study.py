@@ -74,14 +74,14 @@ def study(out: Path, options: Options, say: Callable[[str], None]) -> dict[str, 
     folders = export_both(options.size, out / "exports")
     workload = Workload(options.size)
     asked = [workload.request(user) for user in workload.users(400).tolist()]
-    bench = Bench(folders[0], workload, asked, options.seconds)
+    bench = Bench(workload, asked, options.seconds)
     memory = bench.scorer(loader.load(folders[1], verify=False))
     plain = loader.load(folders[0], cache_bytes=1)
     pooled = loader.load(folders[0], cache_bytes=1, pooled_bytes=1)
     found: dict[str, Any] = {"size": dataclasses.asdict(options.size), **_compared(memory, plain, pooled, bench)}
     found["table_bytes"] = bench.table_bytes(plain)
     say("measuring the bounds: the disk, and the processor with all rows in the cache")
-    files = [folders[0] / plain.manifest["tables"][name]["file"] for name in plain.stores.files]
+    files = list(plain.stores.files.values())
     iops = {unit: measure.records_per_s(files, unit, options.seconds) for unit in UNITS}
     found["memory_qps"] = bench.closed(memory)
     found["bounds"] = {"iops": iops, "cached_qps": bench.cached(plain)}
@@ -121,13 +121,11 @@ class Bench:
     """Measures models on one workload.
 
     Attributes:
-      folder: of the export whose tables are on disk.
       workload: users and requests.
       asked: requests that are sent, over and over.
       seconds: of each measurement.
     """
 
-    folder: Path
     workload: Workload
     asked: list[Scorable]
     seconds: float
@@ -144,7 +142,7 @@ class Bench:
     def cached(self, model: Model) -> float:
         """Requests a second, `TOGETHER` at a time, with all rows in the cache."""
         file = next(iter(model.stores.files.values()))
-        measure.fill(model, self.folder, self.workload, file.records * (file.row_bytes + 5), file.unit, 0)
+        measure.fill(model, self.workload, file.records * (file.row_bytes + 5), file.unit, 0)
         scorer = self.scorer(model)
         scorer(self.asked[:TOGETHER])
         return measure.closed_loop(scorer.start, self.asked, self.seconds, TOGETHER)
@@ -186,7 +184,7 @@ class Bench:
         of_one = file.records * (file.row_bytes + 5)
         rows_bytes, bags_bytes = int(share * of_one), int(pooled_share * of_one)
         settling = min(500, int(125 * self.seconds) + 1)
-        measure.fill(model, self.folder, self.workload, rows_bytes, unit, settling, bags_bytes)
+        measure.fill(model, self.workload, rows_bytes, unit, settling, bags_bytes)
         counted = int(_COUNTED * self.seconds) + 1
         hits, offline = (None, None) if bags_bytes else measure.hit_rates(model, self.workload, counted, counted)
         scorer = self.scorer(model)
