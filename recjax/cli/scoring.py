@@ -140,6 +140,13 @@ def add(names: Any) -> None:
         help="largest number of requests under way; further ones are refused with status 503 (default: 128)",
     )
     serve.add_argument(
+        "--connections",
+        type=int,
+        default=512,
+        metavar="N",
+        help="largest number of open connections, idle ones included; further ones get status 503 (default: 512)",
+    )
+    serve.add_argument(
         "--window-ms",
         type=float,
         default=1.0,

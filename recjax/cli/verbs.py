@@ -92,7 +92,9 @@ def serve(options: argparse.Namespace) -> None:
         raise ConfigError(
             "--pooled-mib: a run folder is served with its tables in memory. Export it with --disk, and serve that."
         )
-    config = ServiceConfig(options.most_candidates, options.queue, options.window_ms, **caches(options))
+    config = ServiceConfig(
+        options.most_candidates, options.queue, options.connections, options.window_ms, **caches(options)
+    )
     listener = server.listening(options.host, options.port)
 
     def ready(url: str) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from recjax.data.prepare.dense_columns import fits_float32
 from recjax.errors import DataError
 
 LabelKind = Literal["binary", "number", "class"]
@@ -155,12 +156,12 @@ def validate(batch: Batch, schema: Schema) -> None:
                 f"batch at sample {batch.position}: {name} has shape {array.shape}, but the schema asks "
                 f"for {shape}. Prepare the data again, or correct the code that builds the batch."
             )
-        if not np.isfinite(array).all():
-            where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+        if not (fine := fits_float32(array)).all():
+            where = tuple(int(i) for i in np.argwhere(~fine)[0])
             column = f"dense feature {schema.dense[where[1]]!r}" if name == "dense" else name
             raise DataError(
                 f"{column} is {array[where]} in sample {batch.position + where[0]} (row {where[0]} of the batch). "
-                "Every dense value, label and weight must be finite: clean the source file (recjax has no "
+                "Every dense value, label and weight must be finite as float32: clean the source file (recjax has no "
                 "way to know what a missing value means) and prepare the data again."
             )
     _validate_labels(batch, schema)

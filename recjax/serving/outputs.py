@@ -17,6 +17,8 @@ from recjax.train.metrics.by_task import predictions
 from recjax.train.tasks import Task, Tasks
 from recjax.train.trainer import Trainer
 
+_LARGEST = 1e9  # of a dense value that a model takes: a larger one, and not the model, is to blame for an overflow
+
 Columns = dict[str, list[float] | list[str]]
 
 
@@ -100,9 +102,37 @@ def tasks_from(described: Mapping[str, Any]) -> Tasks:
     )
 
 
+def describe_large_value(column: str, value: float) -> str:
+    """Says of a dense column what its transform makes of a value, where that is too much."""
+    return f"dense column {column!r} becomes {value:g} as the model takes it, far from all that trained"
+
+
+def find_overflows(outputs: np.ndarray, dense: np.ndarray, columns: Sequence[str]) -> dict[int, str]:
+    """Returns the rows whose output is not finite for the size of a dense value, each with what is wrong.
+
+    Args:
+      outputs: of the model, [n] or [n, O].
+      dense: what it took, float32 [n, K].
+      columns: names of the K dense columns.
+    """
+    overflows = {}
+    for row in np.flatnonzero(~_finite_rows(outputs)).tolist():
+        column = int(np.argmax(np.abs(dense[row]))) if columns else 0
+        if columns and abs(dense[row, column]) > _LARGEST:
+            overflows[row] = (
+                f"{describe_large_value(columns[column], dense[row, column])}, and the model has no finite score for it"
+            )
+    return overflows
+
+
+def _finite_rows(outputs: np.ndarray) -> np.ndarray:
+    finite: np.ndarray = np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1)
+    return finite
+
+
 def check(outputs: np.ndarray, numbers: np.ndarray) -> None:
     """Refuses outputs that are not finite; `numbers` are those of the rows (TrainingError)."""
-    wrong = ~np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1)
+    wrong = ~_finite_rows(outputs)
     if wrong.any():
         raise TrainingError(
             f"the logit of row {numbers[int(np.argmax(wrong))]} is not finite: the model has diverged. Choose an "

@@ -82,8 +82,13 @@ def predict(
     scores.refuse_columns(carry or (), own)
     about: collections.deque[_About] = collections.deque()  # of the batches that are under way
     with _batches(trainer, input, split, size, carry, faults) as stream, scores.whole_file(out) as file:
-        for _, logits in trainer.predict(state, trainer.inputs_of(_noted(stream, about), size, state.host)):
+        for batch, logits in trainer.predict(state, trainer.inputs_of(_noted(stream, about), size, state.host)):
             of = about.popleft()
+            if large := outputs.find_overflows(logits, batch.dense, trainer.source.schema.dense):
+                fine = _report(large, input, of, faults)
+                logits, of = logits[fine], of.select(fine)
+                if not of.rows:
+                    continue
             outputs.check(logits, of.numbers)
             scored = outputs.columns(trainer.tasks, logits, classes)
             if done == 0:
@@ -170,6 +175,9 @@ class _About:
     def between(self, start: int, stop: int) -> _About:
         return _About(self.numbers[start:stop], {name: v[start:stop] for name, v in self.carried.items()})
 
+    def select(self, fine: np.ndarray) -> _About:
+        return _About(self.numbers[fine], {n: list(itertools.compress(v, fine)) for n, v in self.carried.items()})
+
 
 _Part = tuple[Batch, _About]
 
@@ -205,10 +213,41 @@ def _batches(
 
     def encode(part: Unlabelled) -> _Part:
         scores.refuse_columns(list(part.carried), outputs.names(trainer.tasks))
-        return encoder.encode(part.chunk), _About(part.numbers, part.carried)
+        with np.errstate(over="ignore"):  # see `_without_infinite`
+            return encoder.encode(part.chunk), _About(part.numbers, part.carried)
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        yield _rebatched(ahead(pool, _THREADS, encode, found), size, trainer.source.schema)
+        parts = _without_infinite(ahead(pool, _THREADS, encode, found), input, trainer.source.schema, faults)
+        yield _rebatched(parts, size, trainer.source.schema)
+
+
+def _without_infinite(parts: Iterable[_Part], input: Path, schema: Schema, faults: RowFaults) -> Iterator[_Part]:
+    """Leaves out rows with a value so far from those that trained that float32 does not hold what becomes of it."""
+    for batch, about in parts:
+        rows, columns = np.nonzero(~np.isfinite(batch.dense))
+        if len(rows):
+            places = zip(rows.tolist(), columns.tolist(), strict=True)
+            wrong = {
+                row: outputs.describe_large_value(schema.dense[column], batch.dense[row, column])
+                for row, column in places
+            }
+            fine = _report(wrong, input, about, faults)
+            ends = [0, *(np.flatnonzero(np.diff(fine)) + 1).tolist(), batch.size]
+            runs = [between(batch, start, end) for start, end in itertools.pairwise(ends) if fine[start]]
+            if not runs:
+                continue
+            batch, about = concatenate(runs), about.select(fine)
+        yield batch, about
+
+
+def _report(wrong: Mapping[int, str], input: Path, about: _About, faults: RowFaults) -> np.ndarray:
+    """Reports what is wrong with rows by their place; returns where nothing is, bool [n]."""
+    fine = np.ones(about.rows, bool)
+    for place, what in sorted(wrong.items()):
+        number = int(about.numbers[place])
+        faults.report(input, number, "value", f"row {number:,}: {what}. Correct the value.")
+        fine[place] = False
+    return fine
 
 
 _ENCODE = (

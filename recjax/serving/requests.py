@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,19 @@ from recjax.data.batch import Bags
 from recjax.data.datasets.avazu import Avazu
 from recjax.data.prepare.chunk import Coded
 from recjax.data.prepare.coding import code
+from recjax.data.prepare.dense_columns import FLOAT32, fits_float32
 from recjax.data.prepare.encoder import Encoder, open_encoder
 from recjax.data.storage import run_snapshot
 from recjax.data.storage.blocks import PreparedSource
 from recjax.errors import ConfigError
 from recjax.serving import table_rows
+from recjax.serving.outputs import describe_large_value
 from recjax.serving.rows import UNKNOWN, RowReader, WrongRowError
 from recjax.serving.whole_columns import whole_columns
 from recjax.utils import strict_json
+from recjax.utils.text import did_you_mean
 
 Object = Mapping[str, Any]
-_MOST = float(np.finfo(np.float32).max)
 
 
 class BadRequestError(ValueError):
@@ -64,10 +66,12 @@ class Columns(abc.ABC):
     Attributes:
       of_features: feature -> the raw columns that it comes from.
       names: all raw columns.
+      others: further columns of the data, on which no score depends, such as labels.
     """
 
     of_features: Mapping[str, Sequence[str]]
     names: Sequence[str]
+    others: frozenset[str] = frozenset()
 
     @abc.abstractmethod
     def read(self, objects: Sequence[Object], names: Sequence[str]) -> tuple[dict[str, Bags], dict[str, np.ndarray]]:
@@ -110,14 +114,17 @@ class RequestReader:
         self.columns = list(columns.names)
         of_users = {column for feature in self._sides for column in columns.of_features[feature]}
         self.user = [column for column in columns.names if column in of_users]
+        self._known = columns.others.union(columns.names)
 
     def read(self, body: bytes) -> Scorable:
         """Reads the text of a request.
 
         Raises:
-          BadRequestError: it is no JSON, or not of the form above, or a row is at fault.
+          BadRequestError: it is no JSON, or not of the form above, or has a key that is no column, or a row is at
+            fault.
         """
         user, candidates = self._parts(body)
+        self._refuse_unknown(user, candidates)
         shared = [name for name in self._columns.names if name in user]
         own = [name for name in self._columns.names if name not in user]
         n = len(candidates)
@@ -140,15 +147,32 @@ class RequestReader:
         if refused := self._columns.refused([{**user, **candidate} for candidate in candidates]):
             raise BadRequestError(f"candidates[{refused[0]}]: {refused[1]}")
         once = bool(self._sides) and self._sides <= bags.keys()
+        for name, bag in bags.items():
+            if bag.ids.size * n > _MOST_SPREAD and not (once and name in self._sides):
+                raise BadRequestError(
+                    f"user: {name!r} has {bag.ids.size:,} values, looked up for each of {n:,} candidates, and "
+                    f"{_MOST_SPREAD:,} together are the most. Send fewer, or serve with --user {name}."
+                )
         found = more | {name: of if once and name in self._sides else _repeated(of, n) for name, of in bags.items()}
         raw = {name: np.repeat(values, n, axis=0) for name, values in raw.items()}
         with np.errstate(over="ignore"):
             dense = self._columns.dense(raw | numbers, n)
         if not np.isfinite(dense).all():
             at, column = np.argwhere(~np.isfinite(dense))[0].tolist()
-            what = f"dense column {self._dense[column]!r} becomes {dense[at, column]}, as no value that trained did"
+            what = describe_large_value(self._dense[column], dense[at, column])
             raise BadRequestError(f"candidates[{at}]: {what}. Correct the value.")
         return Scorable(dense, {name: found[name] for name in self._features}, 1 if once else n)
+
+    def _refuse_unknown(self, user: Object, candidates: Sequence[Object]) -> None:
+        if user.keys() <= self._known and all(candidate.keys() <= self._known for candidate in candidates):
+            return
+        rows = [("user", user), *((f"candidates[{at}]", candidate) for at, candidate in enumerate(candidates))]
+        where, name = next((where, name) for where, row in rows for name in row if name not in self._known)
+        raise BadRequestError(
+            f"{where} has the key {name[:80]!r}, which is no column of these data."
+            f"{did_you_mean(name[:80], self.columns, quoted=True)} The model takes {', '.join(self.columns)[:300]}. "
+            "Leave others out."
+        )
 
     def _across(self, shared: Sequence[str], own: Sequence[str]) -> list[str]:
         """Columns under "user" that features need which also need columns of candidates."""
@@ -187,6 +211,7 @@ class RequestReader:
         return user, candidates
 
 
+_MOST_SPREAD = 2 << 20  # ids of a bag of "user" for all candidates: as many as a request of 4 MiB could list
 _FORM = 'Send {"user": {COLUMN: VALUE, ...}, "candidates": [{COLUMN: VALUE, ...}, ...]}; user may be left out.'
 
 
@@ -202,11 +227,12 @@ def _repeated(bags: Bags, n: int) -> Bags:
 class EncodedColumns(Columns):
     """Columns of a dataset with an encoder, read as `rows.json_lines` reads them."""
 
-    def __init__(self, encoder: Encoder, unknown: Mapping[str, int]) -> None:
-        """For `unknown` see `rows.json_lines`."""
+    def __init__(self, encoder: Encoder, unknown: Mapping[str, int], others: Iterable[str] = ()) -> None:
+        """For `unknown` see `rows.json_lines`, for `others` `Columns`."""
         self._encoder, self._unknown = encoder, unknown
         self.of_features: Mapping[str, Sequence[str]] = {feature.name: (feature.name,) for feature in encoder.features}
         self.names: Sequence[str] = list(dict.fromkeys((*self.of_features, *encoder.dense)))
+        self.others = frozenset(others)
 
     def read(self, objects: Sequence[Object], names: Sequence[str]) -> tuple[dict[str, Bags], dict[str, np.ndarray]]:
         """See `Columns`."""
@@ -237,12 +263,13 @@ def _coded(column: Any) -> Coded:
 class TableColumns(Columns):
     """Columns of a table of one's own, read as `rows.json_lines_of_table` reads them."""
 
-    def __init__(self, encoder: Encoder, described: Object) -> None:
-        """`described` is what the prepared data say of their columns."""
+    def __init__(self, encoder: Encoder, described: Object, others: Iterable[str] = ()) -> None:
+        """`described` is what the prepared data say of their columns; for `others` see `Columns`."""
         self._encoder = encoder
         self._specs = {spec.name: spec for spec in table_rows.features(described)}
         self._conditions = table_rows.conditions_of(described)
         self.names: Sequence[str] = table_rows.columns_of(list(self._specs.values()))
+        self.others = frozenset(others).union(condition.column for condition in self._conditions)
         self.of_features: Mapping[str, Sequence[str]] = {f.name: self._columns_of(f.name) for f in encoder.features}
 
     def _columns_of(self, feature: str) -> tuple[str, ...]:
@@ -284,11 +311,12 @@ class TableColumns(Columns):
 class IdColumns(Columns):
     """Columns of data that know no raw values: ids are rows of tables, dense values what the model takes."""
 
-    def __init__(self, inputs: Object) -> None:
-        """`inputs` are those of the model's signature."""
+    def __init__(self, inputs: Object, others: Iterable[str] = ()) -> None:
+        """`inputs` are those of the model's signature; for `others` see `Columns`."""
         self._inputs = {feature["name"]: feature for feature in inputs["features"]}
         self._dense = list(inputs["dense"]["columns"])
         self.names: Sequence[str] = list(dict.fromkeys((*self._inputs, *self._dense)))
+        self.others = frozenset(others)
         self.of_features: Mapping[str, Sequence[str]] = {name: (name,) for name in self._inputs}
 
     def read(self, objects: Sequence[Object], names: Sequence[str]) -> tuple[dict[str, Bags], dict[str, np.ndarray]]:
@@ -345,8 +373,8 @@ def _present(at: int, row: Object, name: str) -> Any:
 
 
 def _number(at: int, value: Any, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _MOST:
-        raise _Fault(at, f"{what} is {str(value)[:80]}, not a number of float32. Correct the value.")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not fits_float32(value):
+        raise _Fault(at, f"{what} is {str(value)[:80]}, not {FLOAT32}. Correct the value.")
     return float(value)
 
 
@@ -362,8 +390,9 @@ def columns_of(folder: Path, inputs: Object) -> tuple[Columns, PreparedSource | 
       DataError: what the export holds of its data is damaged.
     """
     source = run_snapshot.open_snapshot(folder / "data")
+    others = table_rows.other_columns(source.about) if source is not None else []
     if source is None or "encoder" not in source.about:
-        return IdColumns(inputs), source
+        return IdColumns(inputs, others), source
     if source.name == Avazu.kind:
         raise ConfigError(
             f"{folder} was trained on {source.name}, whose rows are CSV text of which one field becomes several "
@@ -371,5 +400,5 @@ def columns_of(folder: Path, inputs: Object) -> tuple[Columns, PreparedSource | 
         )
     encoder = open_encoder(source.path)
     if (described := source.about.get("table")) is not None:
-        return TableColumns(encoder, described), source
-    return EncodedColumns(encoder, UNKNOWN.get(source.name, {})), source
+        return TableColumns(encoder, described, others), source
+    return EncodedColumns(encoder, UNKNOWN.get(source.name, {}), others), source

@@ -25,6 +25,7 @@ from recjax.data.datasets.criteo import MISSING, Criteo1TB, CriteoKaggle, as_cat
 from recjax.data.datasets.movielens import MovieLens
 from recjax.data.datasets.movietweetings import MovieTweetings
 from recjax.data.prepare.chunk import Chunk, Column, RawFeature, Unlabelled
+from recjax.data.prepare.dense_columns import FLOAT32, fits_float32
 from recjax.data.prepare.encoder import Encoder
 from recjax.data.text.criteo_lines import CATEGORIES, DENSE, FIELDS, fault, parse
 from recjax.data.text.source_files import whole_lines
@@ -306,8 +307,8 @@ def _shown(value: Any) -> str:
 def _number(value: Any, name: str) -> float:
     if value is None:
         return float("nan")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
-        raise WrongRowError(f"{name!r} is {_shown(value)}, not a number. Correct the value, or give null.")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not fits_float32(value):
+        raise WrongRowError(f"{name!r} is {_shown(value)}, not {FLOAT32}. Correct the value, or give null.")
     return float(value)
 
 

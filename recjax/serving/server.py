@@ -7,7 +7,7 @@
 
 An error is {"error": one paragraph}: status 400 of a request at fault, 404 and 405 of another path or method, 408 of a
 request that came too slowly, 413 of one that is too large, 503 (with Retry-After) where as many are under way as may
-be, 500 where the model fails.
+be, 500 where the model fails. What is no HTTP/1.1 gets 400, 431, 501 or 505, and its connection ends.
 """
 
 # Without `from __future__ import annotations`: FastAPI reads those of handlers, whose types are imported in a function.
@@ -15,8 +15,10 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -26,12 +28,16 @@ import numpy as np
 
 from recjax.errors import ConfigError, Interrupted, RecjaxError, StoppedError
 from recjax.parallel.stopping import handling
+from recjax.serving.bodies import BodyReader, RefusedError
 from recjax.serving.example_rows import Examples
+from recjax.serving.protocol import make_protocol
 from recjax.serving.requests import BadRequestError
 from recjax.serving.service import OverloadedError, Service, ServiceConfig
+from recjax.utils import log
 
-_STOP_S = 30  # time for what is under way, once the server is asked to end
+_ANSWERING = 2 / 3  # of the time to end, for what is under way
 _IDLE_S = 75  # that a connection may be idle: longer than proxies keep theirs, which would meet a closed one
+_CLEAN_UP_S = 3  # for our caller to remove its files, where a thread will not end
 _LAST_S = 0.25  # time for requests to come on connections that were there then
 _ROUTES = "POST /score, GET /, GET /health and GET /metrics"
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "flatbuffers")
@@ -59,13 +65,14 @@ def make_app(service: Service) -> Any:
 
     # No pages of documentation: they would load scripts from elsewhere.
     app = FastAPI(title="recjax", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    bodies = BodyReader(service.config.most_bytes, service.config.read_s)
 
     def answer(status: int, content: bytes | str, began: float) -> Response:
         service.answered += 1
         service.metrics.requests.labels(status).inc()
         service.metrics.seconds.observe(time.perf_counter() - began)
         headers = {"Retry-After": "1"} if status == 503 else {}
-        if service.draining:
+        if service.draining or status == 408:  # whose rest is not waited for
             headers["Connection"] = "close"
         if isinstance(content, bytes):
             return Response(content, status, headers, media_type="application/json")
@@ -80,20 +87,19 @@ def make_app(service: Service) -> Any:
     async def score(request: Request) -> Response:
         began = time.perf_counter()
         try:
-            with service.admitted():
-                body = await _body(request, service.config)
-                return answer(200, await service.score(body), began)
-        except OverloadedError:
-            with contextlib.suppress(_RefusedError):  # not read to the end, the client might not see the answer
-                await _body(request, service.config, keep=False)
-            text = f"{service.config.queue} requests are under way, and no more are taken. Try again in a second."
-            return answer(503, text, began)
+            async with bodies.read_text(request) as body:
+                with service.admitted():
+                    return answer(200, await service.score(body), began)
+        except OverloadedError as error:
+            return answer(503, str(error), began)
         except BadRequestError as error:
             return answer(400, str(error), began)
-        except _RefusedError as error:
+        except RefusedError as error:
             return answer(error.status, str(error), began)
         except RecjaxError as error:
             return answer(500, str(error), began)
+        except asyncio.CancelledError:  # by uvicorn, where the time to end is over
+            return answer(503, "the server ends, and its time for what is under way is over.", began)
 
     @app.get("/")
     async def about() -> JSONResponse:
@@ -109,37 +115,6 @@ def make_app(service: Service) -> Any:
         return Response(text, media_type=kind)
 
     return app
-
-
-class _RefusedError(Exception):
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-
-
-async def _body(request: Any, config: ServiceConfig, keep: bool = True) -> bytes:
-    """The text of a request; `keep` it or not, it is read to its end, so that the client reads our answer.
-
-    Raises:
-      _RefusedError: it is too large, of which no more than may be is kept; or comes too slowly; or not whole.
-    """
-    from starlette.requests import ClientDisconnect
-
-    parts, size = [], 0
-    try:
-        async with asyncio.timeout(config.read_s):
-            async for part in request.stream():
-                size += len(part)
-                if keep and size <= config.most_bytes:
-                    parts.append(part)
-    except TimeoutError:
-        raise _RefusedError(408, f"the request did not come within {config.read_s:g} s. Send it faster.") from None
-    except ClientDisconnect:
-        raise _RefusedError(400, "the request broke off.") from None
-    if size > config.most_bytes:
-        text = f"the request has {size:,} bytes, and {config.most_bytes:,} are the most. Split it."
-        raise _RefusedError(413, text)
-    return b"".join(parts)
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -176,20 +151,24 @@ def serve(service: Service, listener: socket.socket, ready: Callable[[str], None
     """
     import uvicorn
 
+    def count(status: int) -> None:
+        service.metrics.requests.labels(status).inc()
+
     config = uvicorn.Config(
         make_app(service),
-        http="h11",
+        http=make_protocol(service.config.read_s, service.config.connections, count),
         ws="none",
         lifespan="on",
         log_config=None,
         log_level="error",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=_STOP_S,
+        timeout_graceful_shutdown=int(_ANSWERING * service.config.stop_s),
         timeout_keep_alive=_IDLE_S,
     )
     host, port = listener.getsockname()[:2]
     heard: list[int] = []
+    timers: list[threading.Timer] = []
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
@@ -198,6 +177,7 @@ def serve(service: Service, listener: socket.socket, ready: Callable[[str], None
             yield
 
         async def shutdown(self, sockets: Any = None) -> None:
+            timers.append(_end_process_in(service.config.stop_s, heard[0] if heard else signal.SIGTERM))
             for each in self.servers:
                 each.close()
             await asyncio.sleep(_LAST_S)  # uvicorn would close what was accepted and has not been read yet
@@ -216,10 +196,28 @@ def serve(service: Service, listener: socket.socket, ready: Callable[[str], None
 
     with handling((signal.SIGINT, signal.SIGTERM), handle):
         server.run(sockets=[listener])
+    if service.join_threads(0.5):
+        for timer in timers:
+            timer.cancel()
+    elif heard:  # the interpreter would wait for them, and their requests were answered
+        _end_process_in(_CLEAN_UP_S, heard[0])
     left = f"; {service.under_way} were not" if service.under_way else ""
     name = signal.Signals(heard[0]).name if heard else "itself"
     text = f"stopped by {name}: {service.answered:,} requests were answered{left}."
     raise Interrupted(text) if heard[:1] == [signal.SIGINT] else StoppedError(text)
+
+
+def _end_process_in(seconds: float, number: int) -> threading.Timer:
+    """Ends the process then with the status of a signal, unless it has ended or the timer, which runs, is cancelled."""
+
+    def end() -> None:
+        log.info("a thread does not end, so the process ends without it")
+        os._exit(128 + number)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def opened(folder: Path, config: ServiceConfig) -> tuple[Service, dict[str, Any]]:

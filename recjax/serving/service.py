@@ -7,6 +7,7 @@ import collections
 import contextlib
 import dataclasses
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +18,13 @@ import numpy as np
 
 from recjax.errors import ConfigError, DataError, TrainingError
 from recjax.serving import loader, outputs
-from recjax.serving.requests import RequestReader, Scorable, columns_of
+from recjax.serving.requests import BadRequestError, RequestReader, Scorable, columns_of
 from recjax.serving.scoring import BATCHES, Scorer
 from recjax.utils import garbage
 
 _Waiting = tuple[Scorable, "asyncio.Future[np.ndarray]"]  # with what becomes its logits
 _THREADS = 2  # that read requests and write answers
+_CLOSE_S = 1.0  # time for batches that are under way when the service closes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,19 +33,23 @@ class ServiceConfig:
 
     Attributes:
       most_candidates: of a request, and that are scored at once.
-      queue: requests that may be under way; further ones are refused.
+      queue: requests that may be under way, of those that have come whole; further ones are refused.
+      connections: that may be open, also of clients that have not sent a request yet; further ones are refused.
       window_ms: time that a request waits for others which are under way, to be scored together.
       most_bytes: of a request's text.
-      read_s: time that a client may take to send it.
+      read_s: time that a client may take to send it (its head, and its body), and that reading its rows may take.
+      stop_s: time after a signal to end, after which the process has ended, whatever is under way.
       cache_bytes: of memory for the rows of each table that stays on disk.
       pooled_bytes: of memory for its pooled bags; 0: none are kept.
     """
 
     most_candidates: int = 512
     queue: int = 128
+    connections: int = 512
     window_ms: float = 1.0
     most_bytes: int = 4 << 20
     read_s: float = 10.0
+    stop_s: float = 30.0
     cache_bytes: int = 64 << 20
     pooled_bytes: int = 0
 
@@ -53,12 +59,18 @@ class ServiceConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give 1 or more.")
         if self.pooled_bytes < 0:
             raise ConfigError(f"pooled_bytes is {self.pooled_bytes}; give 0 or more.")
-        if not 0 <= self.window_ms < 10_000 or not 0 < self.read_s < 10_000:
-            raise ConfigError(f"window_ms={self.window_ms}, read_s={self.read_s}: give less than 10,000.")
+        if not 0 <= self.window_ms < 10_000 or not all(0 < s < 10_000 for s in (self.read_s, self.stop_s)):
+            values = f"window_ms={self.window_ms}, read_s={self.read_s}, stop_s={self.stop_s}"
+            raise ConfigError(f"{values}: give less than 10,000, and more than 0.")
+        if self.connections <= self.queue:
+            raise ConfigError(
+                f"queue is {self.queue} and connections {self.connections}: a connection has one request at a time, "
+                "and some wait for none. Give more connections than requests."
+            )
 
 
 class OverloadedError(Exception):
-    """Too many requests are under way."""
+    """A request that is refused, as too many are under way or take too long; the message is for its sender."""
 
 
 class Metrics:
@@ -142,18 +154,30 @@ class Service:
         }
         self._waiting: collections.deque[_Waiting] = collections.deque()
         self._under_way = self._in_batches = 0
-        self._reading = ThreadPoolExecutor(_THREADS, "requests")
-        self._scoring = ThreadPoolExecutor(1, "rows")
-        self._finishing = ThreadPoolExecutor(1, "model")
+        self._threads: list[threading.Thread] = []
+        self._reading, self._scoring, self._finishing = map(self._make_pool, (_THREADS, 1, 1))
 
     @property
     def under_way(self) -> int:
         """Requests that have come and are not answered."""
         return self._under_way
 
+    def _make_pool(self, threads: int) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(threads, "recjax", lambda: self._threads.append(threading.current_thread()))
+
+    def join_threads(self, seconds: float) -> bool:
+        """Waits for the threads of a service that has closed, so long at most; returns whether all have ended."""
+        until = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
     @contextlib.asynccontextmanager
     async def running(self) -> Any:
-        """Scores while the context is open; at its end all that has come is answered."""
+        """Scores while the context is open; at its end all that has come is answered, if that takes no longer than 1 s.
+
+        Threads are not waited for: see `join_threads`.
+        """
         self._wake, self._room = asyncio.Event(), asyncio.Semaphore(BATCHES)
         self._closing = False
         task = asyncio.create_task(self._score_batches())
@@ -163,16 +187,18 @@ class Service:
         finally:
             self._closing = True
             self._wake.set()
-            await task
-            self._reading.shutdown()
-            self._scoring.shutdown()
-            self._finishing.shutdown()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(task, _CLOSE_S)
+            for pool in (self._reading, self._scoring, self._finishing):
+                pool.shutdown(wait=False, cancel_futures=True)
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
         """Counts a request as under way while the context is open; OverloadedError if there are too many."""
         if self._under_way >= self.config.queue:
-            raise OverloadedError
+            raise OverloadedError(
+                f"{self.config.queue} requests are under way, and no more are taken. Try again in a second."
+            )
         self._under_way += 1
         self.metrics.in_flight.set(self._under_way)
         try:
@@ -186,21 +212,32 @@ class Service:
 
         Raises:
           BadRequestError: it is at fault.
+          OverloadedError: its rows were not read in time; the thread that reads them goes on to their end.
           TrainingError: a logit is not finite.
         """
         loop = asyncio.get_running_loop()
-        request = await loop.run_in_executor(self._reading, self.reader.read, body)
+        try:
+            async with asyncio.timeout(self.config.read_s):
+                request = await loop.run_in_executor(self._reading, self.reader.read, body)
+        except TimeoutError:
+            text = f"the request's rows could not be read within {self.config.read_s:g} s. Send fewer, or try again."
+            raise OverloadedError(text) from None
         logits: asyncio.Future[np.ndarray] = loop.create_future()
         self._waiting.append((request, logits))
         self._wake.set()
-        return await loop.run_in_executor(self._reading, self._answer, await logits)
+        return await loop.run_in_executor(self._reading, self._answer, request, await logits)
 
     def answer_now(self, body: bytes) -> bytes:
         """`score` without a queue, in this thread: to try a request."""
-        (logits,) = self.scorer([self.reader.read(body)])
-        return self._answer(logits)
+        request = self.reader.read(body)
+        (logits,) = self.scorer([request])
+        return self._answer(request, logits)
 
-    def _answer(self, logits: np.ndarray) -> bytes:
+    def _answer(self, request: Scorable, logits: np.ndarray) -> bytes:
+        for at, what in outputs.find_overflows(
+            logits, request.dense, self.signature["inputs"]["dense"]["columns"]
+        ).items():
+            raise BadRequestError(f"candidates[{at}]: {what}. Correct the value.")
         outputs.check(logits, np.arange(len(logits)))
         found = outputs.columns(self._tasks, logits, self._classes)
         return json.dumps({"step": self._step, "scores": found}).encode()

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from recjax.data.prepare.chunk import Coded, Column, RawFeature
+from recjax.data.prepare.dense_columns import fits_float32
 
 _HEX = frozenset("0123456789abcdefABCDEF")
-_MOST = 1e300  # of a number, as `rows.RowReader` has it
 
 Read = tuple[Mapping[str, Column | Coded], dict[str, np.ndarray]]
 
@@ -65,7 +65,7 @@ def _numbers(values: list[Any]) -> np.ndarray:
         found = np.array(values, np.float64)
     except OverflowError:
         raise _RareError from None
-    _require(bool((np.abs(found) < _MOST).all()))
+    _require(bool(fits_float32(found).all()))
     return found
 
 

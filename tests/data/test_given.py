@@ -89,6 +89,10 @@ def test_an_array_is_bags_of_equal_size():
         (dataclasses.replace(BLOCK, dense=np.array([[1], ["old"], [2]], object)), "dense .* row 1 of 'age' is 'old'"),
         (dataclasses.replace(BLOCK, dense=[[1], [2, 3], [4]]), "dense .* a list whose rows differ in length"),
         (dataclasses.replace(BLOCK, dense=np.zeros((3, 2))), r"dense has shape \(3, 2\).*\(age\) ask for \(3, 1\)"),
+        (
+            dataclasses.replace(BLOCK, dense=np.array([[1.0], [2.0], [1e39]])),
+            r"block 4: dense feature 'age' is 1e\+39 in sample 102 .*must be finite as float32",
+        ),
         (dataclasses.replace(BLOCK, weights=np.ones(2)), r"block 4: .*weights has shape \(2,\)"),
         (dataclasses.replace(BLOCK, bags=[1]), r"bags is a list, not a dict"),
         (dataclasses.replace(BLOCK, bags={"item": [1, 2, 3]}), "has no feature 'pair'; it has item"),

@@ -181,6 +181,16 @@ def test_columns_of_labels_are_no_features(tmp_path: Path) -> None:
         ("clicked,stars:class", {"stars": ["2"] * 8}, r"'?stars'? is the same in all rows"),
         ("clicked,rating:number:weight=off", {"off": [0] * 8}, "of weight 0 in all rows"),
         ("clicked,rating:number:weight=off", {"off": [1, -1, *[1] * 6]}, "row 2: column 'off' is -1, not a weight"),
+        (
+            "clicked,rating:number:weight=off",
+            {"off": [1, 1e39, *[1] * 6]},
+            r"row 2: column 'off' is 1e\+39, not a weight",
+        ),
+        (
+            "clicked,rating:number",
+            {"rating": [1e39, *ROWS["rating"][1:]]},
+            r"row 1: column 'rating' is 1e\+39, not a n",
+        ),
         ("clicked,rating:class", {"rating": [[1]] * 8}, "holds lists"),
     ],
 )

@@ -60,6 +60,7 @@ USUAL = "columns=user:id,price:dense"
             ["row 2: column 'price' is 'cheap', not a finite number", "price:skip"],
         ),
         ([USUAL], {"price": [1.0, 2.0, float("inf"), 4.0]}, 3, ["row 3: column 'price' is inf, not a finite number"]),
+        ([USUAL], {"price": [1, 2.0, 1e39, 4.0]}, 3, [r"row 3: column 'price' is 1e\+39, not a number of float32"]),
         ([USUAL], {"price": pa.nulls(4)}, 3, ["column 'price' has no value in any of 4 rows"]),
         (["columns=price:id"], {"price": [1.0, 2.5, 3.0, 4.0]}, 3, ["column 'price' holds numbers with fractions"]),
         (["columns=user:id,day:weight"], {"day": [1, -2, 1, 1]}, 3, ["row 2: column 'day' is -2, not a weight"]),

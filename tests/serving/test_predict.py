@@ -15,6 +15,7 @@ import recjax
 from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.data.prepare.chunk import Column
 from recjax.data.storage.blocks import open_prepared, write_prepared
+from recjax.errors import DataError
 from recjax.serving.predict import predict
 from recjax.train.run.open_run import open_run
 
@@ -153,6 +154,7 @@ BAD = [
     ({"tags": [4]}, r"'tags' is 4, not text"),
     ({"age": "4"}, r"rows\.jsonl:3: 'age' is \"4\", not a number"),
     ({"age": math.nan}, r"'age' is NaN, not a number"),
+    ({"age": 1e39}, r"rows\.jsonl:3: 'age' is 1e\+39, not a number of float32"),
 ]
 
 
@@ -170,6 +172,31 @@ def test_a_malformed_row_is_named_and_nothing_is_written(shop, tmp_path, change,
     assert_refused(done, 3, pattern)
     assert (tmp_path / "scores.csv").read_text() == old
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.jsonl", "scores.csv"]
+
+
+def test_numbers_that_are_too_large_cost_their_rows_alone(preset, tmp_path):
+    """One that float32 does not hold, one whose transform it does not hold, and one that the model squares."""
+    rng = np.random.default_rng(0)
+    table = {"id": [f"i{at % 7}" for at in range(500)], "price": rng.normal(0, 1e-3, 500), "y": np.arange(500) % 2}
+    recjax.prepare(table, "y", tmp_path / "data", columns="id:id,price:dense")
+    assert train(preset, tmp_path / "data", tmp_path / "run", "model=dcnv2").status == 0
+    made = [{"id": f"i{at}", "price": 0.001} for at in range(9)]
+    large = [row | {"price": {2: 1e39, 4: 3e38, 7: -1e30}.get(at, 0.001)} for at, row in enumerate(made)]
+    for name, each in (("plain", made), ("large", large)):
+        predict(tmp_path / "run", write(tmp_path / "rows.jsonl", each), tmp_path / f"{name}.csv", ["on_error=skip"])
+    numbers, logits, _ = scores(tmp_path / "large.csv")
+    assert numbers.tolist() == [1, 2, 4, 6, 7, 9]
+    np.testing.assert_allclose(logits, scores(tmp_path / "plain.csv")[1][[0, 1, 3, 5, 6, 8]], rtol=1e-5, atol=1e-6)
+    with pytest.raises(DataError, match="left out 1 row.s. of .*None is left to score"):
+        predict(tmp_path / "run", write(tmp_path / "rows.jsonl", large[7:8]), tmp_path / "none.csv", ["on_error=skip"])
+    for at, words in (
+        (2, "row 3: column 'price' is '1e.39', not a number of float32"),
+        (4, "row 5: dense column 'price' becomes inf as the model takes it"),
+        (7, "row 8: dense column 'price' becomes -[0-9.]+e.3[0-9] .* no finite score"),
+    ):
+        file = write(tmp_path / "rows.jsonl", made[:at] + [large[at]])
+        done = inside("predict", tmp_path / "run", "--input", file, "--out", tmp_path / "one.csv")
+        assert_refused(done, 3, rf"rows\.jsonl:{at + 1}: {words}.*Correct the value\. Or leave such rows out")
 
 
 def test_a_file_that_has_only_its_header(shop, tmp_path, monkeypatch):

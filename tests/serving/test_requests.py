@@ -21,6 +21,7 @@ from recjax.serving.faults import RowFaults
 from recjax.serving.program import input_shapes
 from recjax.serving.requests import BadRequestError, EncodedColumns, IdColumns, RequestReader, TableColumns
 from recjax.serving.rows import json_lines, json_lines_of_table
+from recjax.serving.table_rows import other_columns
 
 
 def signature(schema: Schema, user=()):
@@ -40,6 +41,10 @@ def reader_of(encoder, user=(), most=600):
 
 def asked(candidates, user=None):
     return json.dumps({"candidates": candidates} | ({} if user is None else {"user": user})).encode()
+
+
+def without(row, name):
+    return {other: value for other, value in row.items() if other != name}
 
 
 def assert_same(scorable, batch):
@@ -162,7 +167,18 @@ def test_mistakes_are_named(shop):
         (asked([row, rest]), r"candidates\[1\]: the key 'user' is missing; the row has city"),
         (asked([rest, row], {"user": 3}), r"candidates\[1\] has 'user', which stands under user too"),
         (asked([rest], {"user": "x"}), "user: 'user' is \"x\", not an integer of 64 bits"),
-        (asked([row | {"age": 1e41}]), r"candidates\[0\]: dense column 'age' becomes inf"),
+        (asked([row | {"age": 1e41}]), r"candidates\[0\]: 'age' is 1e\+41, not a number of float32"),
+        (asked([row, row | {"age": 1e39}]), r"candidates\[1\]: 'age' is 1e\+39, not a number of float32"),
+        (
+            asked([row], {"nobody": 1}),
+            "user has the key 'nobody', which is no column of these data. The model takes user,",
+        ),
+        (asked([row, row | {"ctiy": 1}]), r"candidates\[1\] has the key 'ctiy', .* Did you mean 'city'\? The model"),
+        (asked([row | {"x" * 99_999: 1}]), "has the key 'x{80}', which is no column"),
+        (
+            asked([without(row, "tags")] * 600, {"tags": ["t1"] * 4000}),
+            "'tags' has 4,000 values, looked up for each of 6",
+        ),
         (b"[" * 10_000, "nested more than 64 deep"),
         (b'{"candidates": [{"user": ' + b"9" * 9000 + b"}]}", "has too many digits"),
     ):
@@ -202,9 +218,11 @@ def test_rows_of_a_table_of_ones_own(tmp_path):
     made = tables.clicks(40, seed=1).drop_columns(["clicked", "when", "paid"]).to_pylist()
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
     (found,) = json_lines_of_table(tmp_path / "rows.jsonl", source.about["table"], RowFaults())
-    columns = TableColumns(encoder, source.about["table"])
+    columns = TableColumns(encoder, source.about["table"], other_columns(source.about))
     reader = RequestReader(columns, signature(source.schema, ["user"]), 40)
     assert_same(reader.read(asked(made)), encoder.encode(found.chunk))
+    beside = {"clicked": "x", "when": None, "paid": [1]}  # the label, what was left out, the weight
+    assert_same(reader.read(asked([row | beside for row in made])), encoder.encode(found.chunk))
     assert set(reader.columns) == set(made[0]) and reader.user == ["user"]
     names = list(made[0])
     user = {name: made[3][name] for name in names[::2]}
@@ -213,6 +231,8 @@ def test_rows_of_a_table_of_ones_own(tmp_path):
     assert_same(whole.read(asked(candidates, user)), whole.read(asked([row | user for row in made])))
     for wrong, words in (
         ({"user": [1]}, r"candidates\[1\]: 'user' is \[1\], not one value"),
+        ({"usr": 1}, r"candidates\[1\] has the key 'usr', which is no column of these data. Did you mean 'user'"),
+        ({"price": 1e39}, r"candidates\[1\]: column 'price' is '1e\+39', not a number of float32"),
         ({"item_id": "x"}, r"candidates\[1\]: column 'item_id' is 'x', not an integer of 64 bits. Correct"),
     ):
         with pytest.raises(BadRequestError, match=words):

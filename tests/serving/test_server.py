@@ -224,11 +224,13 @@ def test_a_model_that_fails_is_said(exported):
         first = await asyncio.gather(*(ask("/score", request_of([at])) for at in range(3)))
         service.scorer = no_numbers
         second = await ask("/score", request_of([5]))
+        large = await ask("/score", {"candidates": [rows()[4], rows()[5] | {"price": 1e30}]})
         service.scorer = plain
-        return first, second, await ask("/score", request_of([5])), service.under_way
+        return first, second, large, await ask("/score", request_of([5])), service.under_way
 
-    first, second, third, left = run(exported, CONFIG, act)
+    first, second, large, third, left = run(exported, CONFIG, act)
     assert [status for status, _, _ in first] == [500] * 3 and "the model failed: no memory" in first[0][2]["error"]
+    assert large[0] == 400 and "candidates[1]: dense column 'price' becomes " in large[2]["error"], "its value is why"
     assert second[0] == 500 and "is not finite" in second[2]["error"] and third[0] == 200 and left == 0
 
 

@@ -128,6 +128,8 @@ def test_a_wrong_value_is_named_or_its_row_left_out(tmp_path, form, name):
         ({"tags": [[5]]}, "'tags' is .*not a list of values"),
         ({"tags": ["x"]}, "column 'tags' is .*an entry that is not an integer"),
         ({"vector": [1.0]}, "column 'vector' is .*not a list of 2 finite numbers"),
+        ({"vector": [1.0, 1e39]}, "column 'vector' is .*not a list of 2 finite numbers, each a number of float32"),
+        ({"price": -1e300}, r"column 'price' is '-1e\+300', not a number of float32 .3.4e38 at most.\. Correct"),
         ({"item_id": 2**63}, "column 'item_id' is .*not an integer of 64 bits"),
         ({"item_id": 1.5}, "column 'item_id' is .*not an integer of 64 bits"),
     ],

@@ -15,6 +15,7 @@ from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.prepare import short_text
 from recjax.data.prepare.chunk import Coded
 from recjax.data.prepare.coding import codes_dtype, placed
+from recjax.data.prepare.dense_columns import FLOAT32, fits_float32
 from recjax.data.prepare.ids import stable_hash
 
 _JOINT = b"*"  # between the values of a cross
@@ -110,7 +111,7 @@ def raw_columns(arrays: Mapping[str, Any], specs: Sequence[ColumnSpec], rows: in
             columns[spec.name] = dataclasses.replace(_hashed(coded, spec.hashed), lengths=lengths)
         elif spec.role == "vector":
             matrix, wrong = _matrix(array, spec.width, rows)
-            note(spec, wrong, f"not a list of {spec.width} finite numbers")
+            note(spec, wrong, f"not a list of {spec.width} finite numbers, each {FLOAT32}")
             dense.append(matrix)
         else:
             numbers, wrong = convert.numbers(array, kind)
@@ -120,7 +121,9 @@ def raw_columns(arrays: Mapping[str, Any], specs: Sequence[ColumnSpec], rows: in
                 weights = np.where(bad, 0, numbers).astype(np.float32)
             else:
                 note(spec, wrong, _WHAT[kind])
-                dense.append(numbers[:, None])
+                large = ~fits_float32(numbers) & ~np.isnan(numbers)
+                note(spec, large, f"not {FLOAT32}")
+                dense.append((np.where(large, np.nan, numbers) if large.any() else numbers)[:, None])
     for spec in specs:
         if spec.role == "cross":
             joined = _crossed([columns[source] for source in spec.sources])
@@ -188,8 +191,10 @@ def _matrix(array: Any, width: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
         return np.full((rows, width), np.nan), ~absent
     entries, lengths = convert.bags(array)
     values, wrong = convert.numbers(entries)
+    large = ~fits_float32(values) & ~np.isnan(values)
+    values = np.where(large, np.nan, values) if large.any() else values
     bad = ~absent & (lengths != width)
-    if (marks := convert.of_rows(wrong, lengths)) is not None:
+    if (marks := convert.of_rows(large if wrong is None else wrong | large, lengths)) is not None:
         bad |= marks
     fine = lengths == width
     matrix = np.full((rows, width), np.nan)

@@ -18,6 +18,7 @@ from recjax.data import batch
 from recjax.data.arrow import convert
 from recjax.data.arrow.chunk_columns import Fault, shown
 from recjax.data.arrow.label import Label
+from recjax.data.prepare.dense_columns import fits_float32
 from recjax.errors import ConfigError, DataError
 from recjax.utils.repeats import first_repeated
 
@@ -52,8 +53,8 @@ class Column:
         array, faults = convert.plain(arrays[self.name]), list[Fault]()
         weights = np.ones(len(array), np.float32)
         if self.weight:
-            given, bad = convert.numbers(convert.plain(arrays[self.weight]))
-            wrong = ~(given >= 0) if bad is None else bad | ~(given >= 0)
+            given, _ = convert.numbers(convert.plain(arrays[self.weight]))
+            wrong = ~(fits_float32(given) & (given >= 0))
             weights = np.where(wrong, 0, given).astype(np.float32)
             if wrong.any():
                 faults.append(Fault(self.weight, wrong, "not a weight of 0 or more"))
@@ -67,8 +68,8 @@ class Column:
         if self.kind == "binary":
             return self.meaning.of(array)
         if self.kind == "number":
-            numbers, bad = convert.numbers(array)
-            missing = np.isnan(numbers) if bad is None else bad | np.isnan(numbers)
+            numbers, _ = convert.numbers(array)  # NaN where a value is none
+            missing = ~fits_float32(numbers)
             return np.where(missing, 0, numbers).astype(np.float32), missing
         values, at = convert.distinct(array)
         known = {text: number for number, text in enumerate(self.classes)}

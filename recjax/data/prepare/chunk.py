@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from recjax.data.prepare.dense_columns import FLOAT32, fits_float32
 from recjax.errors import DataError
 
 
@@ -185,6 +186,12 @@ def check_chunk(chunk: Chunk, columns: Columns, may_miss: Collection[str] = ()) 
         raise DataError(
             f"{name}: a chunk of {n} rows has split {chunk.split.shape} and dense {chunk.dense.shape}, where they must "
             f"be ({n},) and ({n}, {len(dense)})."
+        )
+    if not (fine := fits_float32(chunk.dense) | np.isnan(chunk.dense)).all():
+        row, at = np.argwhere(~fine)[0].tolist()
+        raise DataError(
+            f"{name}: column {dense[at]!r} is {chunk.dense[row, at]} in row {row} of a chunk of {n}, not {FLOAT32}. "
+            "Correct the value."
         )
     for feature in features:
         column = chunk.columns.get(feature.name)

@@ -23,6 +23,8 @@ class Line:
     most: float | None = None
 
 
+FLOAT32 = "a number of float32 (3.4e38 at most)"  # what a raw value of a dense column must be, in words
+_MOST = float(np.finfo(np.float32).max)
 _ROWS = 64  # reduced at once
 _CACHED_ROWS = 4096  # a whole number of _ROWS, whose float64 values stay in the processor's cache through all passes
 
@@ -133,6 +135,18 @@ def _over_rows(ufunc: np.ufunc, x: np.ndarray, initial: float) -> np.ndarray:
     whole = n - n % _ROWS
     wide = ufunc.reduce(x[:whole].reshape(whole // _ROWS, _ROWS * K), axis=0, initial=initial).reshape(_ROWS, K)
     return np.asarray(ufunc.reduce(np.concatenate([wide, x[whole:]]), axis=0, initial=initial))
+
+
+def fits_float32(values: Any) -> Any:
+    """Returns where raw values of dense columns are finite as float32, in which batches hold them.
+
+    Args:
+      values: an array, or a number of Python's, of any size.
+
+    Returns:
+      bool of the same shape; False also for NaN, which stands for a missing value.
+    """
+    return abs(values) <= _MOST
 
 
 @dataclasses.dataclass(frozen=True)
