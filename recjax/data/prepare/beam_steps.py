@@ -32,7 +32,8 @@ from recjax.data.prepare.coding import code_chunk
 from recjax.data.prepare.counting import Counter, Run
 from recjax.data.prepare.dense_columns import DenseEncoder
 from recjax.data.prepare.encoder import Encoder
-from recjax.data.prepare.ids import Frequency, IdMap, IdOptions, first_row, load_map, stable_hash
+from recjax.data.prepare.ids import Frequency, IdMap, IdOptions, first_row, stable_hash, vocabulary_numbers
+from recjax.data.prepare.ids import load_maps as load_maps_of
 from recjax.data.prepare.part_file import SUFFIX, opened, save, train_counts
 from recjax.data.prepare.part_file import rows as part_rows
 from recjax.data.prepare.prepare import counted, least_count
@@ -148,6 +149,7 @@ def read_task(job: Job, task: tuple[int, int, int] | None) -> Iterator[tuple[int
         assert isinstance(reader, CriteoReader)
         chunks = reader.chunks_of(task)
     ids = getattr(job.config, "ids", Frequency())
+    numbers = vocabulary_numbers(reader.features)
     for number, chunk in chunks:
         check_chunk(chunk, reader)
         coded = code_chunk(chunk)
@@ -171,7 +173,7 @@ def read_task(job: Job, task: tuple[int, int, int] | None) -> Iterator[tuple[int
                 values, counts = values[counts > 0], counts[counts > 0]  # as `Counter` has it
                 shards = (stable_hash(values) % np.uint64(SHARDS)).astype(np.int64)
                 for shard in np.unique(shards).tolist():
-                    yield i * SHARDS + shard, (values[shards == shard], counts[shards == shard])
+                    yield numbers[i] * SHARDS + shard, (values[shards == shard], counts[shards == shard])
 
 
 def part_file(job: Job, number: int) -> Path:
@@ -221,9 +223,7 @@ def vocabulary_folder(job: Job) -> Path:
 def load_maps(job: Job) -> list[IdMap]:
     """The map of every feature."""
     ids: IdOptions = getattr(job.config, "ids", Frequency())
-    features = job.reader.features
-    folder = vocabulary_folder(job)
-    return [load_map(folder / str(i), ids, f, i, len(features)) for i, f in enumerate(features)]
+    return load_maps_of(vocabulary_folder(job), ids, job.reader.features)
 
 
 @functools.lru_cache(maxsize=2)
