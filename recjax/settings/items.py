@@ -106,7 +106,7 @@ def _quoted(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the quote that opens at `start` closes; -1 if it does not."""
+    """Place of the quote that closes the one at `start`; -1 if there is none."""
     at = text.find('"', start + 1)
     while at >= 0 and text[at + 1 : at + 2] == '"':
         at = text.find('"', at + 2)

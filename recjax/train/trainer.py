@@ -54,7 +54,7 @@ from recjax.train.routers import InFlight
 from recjax.train.state import TrainState
 from recjax.train.step import Metrics, StepOptions, make_predict, make_train_step
 from recjax.train.step_inputs import StepInputs
-from recjax.train.table_specs import dims, refuse_reduced, specs
+from recjax.train.table_specs import check_shared_values, dims, refuse_reduced, specs
 from recjax.train.tasks import Tasks, choice_of, outputs_for, tasks_of
 from recjax.utils.lazy_arrays import load
 
@@ -285,6 +285,8 @@ def build_trainer(
     for split in splits:
         require_rows(source, split)
     config = config.for_rows(int(source.row_counts("train").sum()))
+    if "train" in splits:  # what a run has learned otherwise stays usable
+        check_shared_values(config, source)
     evaluates = splits and "train" not in splits  # by processes that read each block once
     tables, features = specs(config, source.schema, {} if evaluates else mean_ids(source))
     chosen, given = None, plan

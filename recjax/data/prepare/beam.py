@@ -41,7 +41,7 @@ from recjax.data.prepare import beam_steps as steps
 from recjax.data.prepare.beam_steps import Job
 from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats
 from recjax.data.prepare.encoder import VOCABULARY, Encoder
-from recjax.data.prepare.ids import Frequency, vocabulary_numbers
+from recjax.data.prepare.ids import Frequency
 from recjax.data.prepare.prepare import describe_encoding
 from recjax.data.prepare.progress import PrepareProgress
 from recjax.data.source import SPLITS
@@ -209,8 +209,8 @@ def _read(job: Job, tasks: list[Any], flags: str, progress: PrepareProgress) -> 
         if not frequency:
             return
         shards = runs | beam.GroupByKey() | "count" >> beam.MapTuple(functools.partial(steps.count_shard, job))
-        numbers = sorted(set(vocabulary_numbers(job.reader.features)))
-        empty = pipeline | "features" >> beam.Create([(number, None) for number in numbers])
+        features = range(len(job.reader.features))
+        empty = pipeline | "features" >> beam.Create([(feature, None) for feature in features])
         _ = (
             (shards, empty)
             | beam.Flatten()

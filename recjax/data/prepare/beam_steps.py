@@ -27,13 +27,13 @@ import numpy as np
 
 from recjax.data.batch import Batch, Schema, validate
 from recjax.data.datasets.criteo import CriteoReader
+from recjax.data.prepare import ids as id_maps
 from recjax.data.prepare.chunk import Chunk, Reader, check_chunk
 from recjax.data.prepare.coding import code_chunk
 from recjax.data.prepare.counting import Counter, Run
 from recjax.data.prepare.dense_columns import DenseEncoder
 from recjax.data.prepare.encoder import Encoder
-from recjax.data.prepare.ids import Frequency, IdMap, IdOptions, first_row, stable_hash, vocabulary_numbers
-from recjax.data.prepare.ids import load_maps as load_maps_of
+from recjax.data.prepare.ids import Frequency, IdMap, IdOptions, first_row, stable_hash
 from recjax.data.prepare.part_file import SUFFIX, opened, save, train_counts
 from recjax.data.prepare.part_file import rows as part_rows
 from recjax.data.prepare.prepare import counted, least_count
@@ -149,7 +149,6 @@ def read_task(job: Job, task: tuple[int, int, int] | None) -> Iterator[tuple[int
         assert isinstance(reader, CriteoReader)
         chunks = reader.chunks_of(task)
     ids = getattr(job.config, "ids", Frequency())
-    numbers = vocabulary_numbers(reader.features)
     for number, chunk in chunks:
         check_chunk(chunk, reader)
         coded = code_chunk(chunk)
@@ -173,7 +172,7 @@ def read_task(job: Job, task: tuple[int, int, int] | None) -> Iterator[tuple[int
                 values, counts = values[counts > 0], counts[counts > 0]  # as `Counter` has it
                 shards = (stable_hash(values) % np.uint64(SHARDS)).astype(np.int64)
                 for shard in np.unique(shards).tolist():
-                    yield numbers[i] * SHARDS + shard, (values[shards == shard], counts[shards == shard])
+                    yield i * SHARDS + shard, (values[shards == shard], counts[shards == shard])
 
 
 def part_file(job: Job, number: int) -> Path:
@@ -223,7 +222,7 @@ def vocabulary_folder(job: Job) -> Path:
 def load_maps(job: Job) -> list[IdMap]:
     """The map of every feature."""
     ids: IdOptions = getattr(job.config, "ids", Frequency())
-    return load_maps_of(vocabulary_folder(job), ids, job.reader.features)
+    return id_maps.load_maps(vocabulary_folder(job), ids, job.reader.features)
 
 
 @functools.lru_cache(maxsize=2)

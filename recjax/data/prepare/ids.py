@@ -85,10 +85,12 @@ class ComputedMap:
     Attributes:
       table_rows: V.
       missing_row: the row of missing values.
+      rule: the function, in words.
     """
 
     def __init__(self, rows: int, hashed: bool, optional: bool) -> None:
         """A map onto rows 0 to rows - 1."""
+        self.rule = f"{'hashed' if hashed else 'modulo'} to {rows} rows"
         self._rows, self._hashed = rows, hashed
         self.table_rows, self.missing_row = rows + optional, rows
 
