@@ -34,7 +34,14 @@ def clicks(path: Path, first_user: int, longest: str = "b") -> Path:
 def arguments(file: Path, *more: str) -> list[str]:
     columns = "data.columns=user:id,kind:id,price:dense"
     table = (f"data.from={file}", "data.label=clicked", columns, "data.split=column", "data.split_column=fold")
-    model = ("model.bottom=12-8", "model.top=16-1", "embedding.dim=8", "mesh.devices=1", "train.batch_size=100")
+    model = (
+        "model=dlrm",
+        "model.bottom=12-8",
+        "model.top=16-1",
+        "embedding.dim=8",
+        "mesh.devices=1",
+        "train.batch_size=100",
+    )
     return ["table", *table, *model, *more]
 
 

@@ -14,6 +14,8 @@ from recjax.data.prepare.encoder import Encoder, open_encoder
 from recjax.data.prepare.ids import ComputedMap, IdMap, first_row
 from recjax.data.source import BlockSource
 from recjax.data.storage.blocks import PreparedSource
+from recjax.data.storage.manifest import prepare_again
+from recjax.errors import DataError
 
 _SHOWN = 3  # values that are listed where two features differ
 
@@ -51,7 +53,7 @@ class RowValues:
     def row_of(self, value: Any) -> str:
         """Says in words which row of the feature a value has."""
         at = np.flatnonzero(self.values == value)
-        return f"{f'row {self.first + int(at[0]):,}' if len(at) else 'no row'} of {self.name}"
+        return f"{f'row {self.first + int(at[0]):,}' if len(at) else 'no row'} of {self.name!r}"
 
     def differing(self, other: RowValues) -> list[Any]:
         """The first values, by their rows, that do not have the same row among those of `other`."""
@@ -67,13 +69,20 @@ def row_values(source: BlockSource, names: Collection[str]) -> dict[str, RowValu
     """Meaning of the rows of these features; without those whose data do not tell, as where ids are row numbers.
 
     Raises:
-      DataError: the vocabularies cannot be read.
+      DataError: the vocabularies cannot be read, or the description of the columns.
     """
     if not isinstance(source, PreparedSource) or "encoder" not in source.about:
         return {}
     encoder = open_encoder(source.path)
     described = source.about.get("table")
-    specs = {spec.name: spec for spec in roles.from_json(described)} if described else {}
+    try:
+        specs = {spec.name: spec for spec in roles.from_json(described)} if described else {}
+    except (KeyError, TypeError, AttributeError, ValueError):
+        again = prepare_again(source.path, source.name)
+        raise DataError(
+            f"the data at {source.path} are damaged: what they say of their columns makes no sense. Prepare them again: "
+            f"{again} --overwrite"
+        ) from None
     maps = {feature.name: map_ for feature, map_ in zip(encoder.features, encoder.maps, strict=True)}
     return {name: _values(name, maps[name], encoder, specs.get(name)) for name in names if name in maps}
 
@@ -109,7 +118,7 @@ def describe_difference(one: str, other: str, values: Mapping[str, RowValues]) -
     if a.computed and b.computed or a.sha256() == b.sha256():
         return ""
     if a.rule != b.rule:
-        return f"those of {one} stand for {a.rule} and those of {other} for {b.rule}"
+        return f"those of {one!r} stand for {a.rule} and those of {other!r} for {b.rule}"
     differing = [*a.differing(b), *b.differing(a)][:_SHOWN]
     return "; ".join(f"{_in_words(value)} is {a.row_of(value)} and {b.row_of(value)}" for value in differing)
 

@@ -155,7 +155,7 @@ def test_a_table_is_not_shared_by_features_whose_rows_mean_different_values(file
         inside("plan", "table", *command, *share),
         2,
         r"embedding.features.history.share=item: .* mean the same in both, but ",
-        r"(\d+ is (no row|row \d+) of history and (no row|row \d+) of item; ){2}\d+ is ",
+        r"(\d+ is (no row|row \d+) of 'history' and (no row|row \d+) of 'item'; ){2}\d+ is ",
         "Prepare the data with one vocabulary for both features: "
         "data.columns=user:id,item:id,history:jagged:like=item.$",
     )
@@ -171,6 +171,15 @@ def test_other_numbers_of_rows_are_refused_with_the_same_advice(tmp_path, monkey
     assert_refused(
         done, 2, r"history has 301 rows and item has 300", "features: data.columns=auto,history:jagged:like=item.$"
     )
+
+
+def test_a_description_that_is_damaged_is_refused(tmp_path):
+    """As an editor leaves it, in data whose other parts are whole."""
+    source = prepared(tmp_path, "item:id", "history:jagged")
+    for described in ({"columns": [{"name": "item"}]}, {"columns": 5}, {"column": []}, [1]):
+        source.about["table"] = described
+        with pytest.raises(DataError, match="what they say of their columns makes no sense. Prepare them again"):
+            row_values(source, ("item", "history"))
 
 
 def test_data_whose_ids_are_row_numbers_share_by_count(good, tmp_path):
