@@ -78,10 +78,9 @@ def row_values(source: BlockSource, names: Collection[str]) -> dict[str, RowValu
     try:
         specs = {spec.name: spec for spec in roles.from_json(described)} if described else {}
     except (KeyError, TypeError, AttributeError, ValueError):
-        again = prepare_again(source.path, source.name)
         raise DataError(
-            f"the data at {source.path} are damaged: what they say of their columns makes no sense. Prepare them again: "
-            f"{again} --overwrite"
+            f"the data at {source.path} are damaged: what they say of their columns makes no sense. Prepare them "
+            f"again: {prepare_again(source.path, source.name)} --overwrite"
         ) from None
     maps = {feature.name: map_ for feature, map_ in zip(encoder.features, encoder.maps, strict=True)}
     return {name: _values(name, maps[name], encoder, specs.get(name)) for name in names if name in maps}
