@@ -60,6 +60,7 @@ NOT_RUN = {
     r"^recjax study ": "minutes: tests/lab/studies/",
     r"^python benchmarks/": "measures, for minutes",
     r"data.where=|new.parquet|next_week.parquet": "a table of more columns: tests/data/test_transforms.py",
+    r"shop.parquet": "a table of other columns: tests/data/test_shared_vocabularies.py",
     r"^recjax tune ": "needs Optuna, and minutes: tests/sweep/test_tune.py",
     r"^recjax weights|runs/imported": "needs a state dict of PyTorch: tests/test_weights.py",
     r"^python exported/loader.py": "in a process without recjax: tests/lab/bench/test_load.py",

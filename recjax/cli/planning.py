@@ -102,7 +102,7 @@ def plan(options: argparse.Namespace) -> None:
     from recjax.planning.loads import describe_loads, loads_table
     from recjax.planning.resolve import workload
     from recjax.train import planned
-    from recjax.train.table_specs import specs
+    from recjax.train.table_specs import check_shared_values, specs
 
     if options.memory_gib is not None and not options.compile:
         raise ConfigError("--memory-gib is compared with what --compile finds: give both.")
@@ -138,6 +138,7 @@ def plan(options: argparse.Namespace) -> None:
         return
     source = config.data.open()
     config = config.for_rows(int(source.row_counts("train").sum()))
+    check_shared_values(config, source)
     tables, features = specs(config, source.schema, mean_ids(source))
     judge = None
     if config.planner.compile:

@@ -12,6 +12,7 @@ from typing import Any
 
 from recjax.errors import ConfigError, RecjaxError
 from recjax.parallel import distributed
+from recjax.settings import items
 from recjax.utils import log
 
 
@@ -66,7 +67,7 @@ def export(options: argparse.Namespace) -> None:
     """Writes a model that runs without recjax."""
     from recjax.serving.export import export
 
-    user, disk = ([name for name in text.split(",") if name] for text in (options.user, options.disk))
+    user, disk = items.names(options.user), items.names(options.disk)
     platforms = options.platforms.split(",")
     how = (options.overrides, options.step, options.quantize, platforms, options.format, user, disk)
     made = export(options.run_folder, options.out, *how, trust_code=options.trust_code)
@@ -121,7 +122,7 @@ def served(folder: Path, out: Path, step: Any = None, quantize: Any = None, user
     """The export that is meant: the folder itself, or one that is made of a run folder in `out`."""
     from recjax.serving.export import export
 
-    users = [name for name in user.split(",") if name]
+    users = items.names(user)
     if (folder / "manifest.json").exists():
         if quantize or users or step is not None:
             raise ConfigError(

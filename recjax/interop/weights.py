@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from recjax.config.run import RunConfig
+from recjax.data.row_values import row_values
 from recjax.embedding.dynamic.tables import refuse_dynamic
 from recjax.embedding.row_order import RowOrder
 from recjax.errors import ConfigError
@@ -31,6 +32,7 @@ from recjax.utils.lazy_arrays import Index, as_lazy
 from recjax.utils.paths import expanded, located, run_folder
 
 Read = Callable[[str], np.ndarray]  # from a key of a state dict to its array
+_ROWS_OF = "recjax rows sha256:"  # before the hash of what a table's rows stand for, in the comment of its entry
 
 
 def import_weights(file: Path | str, config: RunConfig, out: Path | str) -> dict[str, Any]:
@@ -59,6 +61,7 @@ def import_weights(file: Path | str, config: RunConfig, out: Path | str) -> dict
             form, prefix = recognise(theirs.files)
             wanted = _entries(form, trainer, [k.removeprefix(prefix) for k in theirs.files])
             _check_keys(theirs.files, [prefix + e.key for e in wanted], form)
+            _check_rows(theirs.zip, prefix, wanted, _row_hashes(trainer, wanted))
         arrays = states.one_version(trainer.export(trainer.init_state()))
         read = _one_at_a_time(file, theirs)
         values = sum(_replace(arrays, entry, file, read, prefix + entry.key) for entry in wanted)
@@ -97,8 +100,9 @@ def export_weights(
     file = expanded(file)
     trainer, state, done = open_run(located(run), overrides, (), step, report=log.info, trust_code=trust_code)
     found = _entries(form, trainer)
+    hashes = _row_hashes(trainer, found)
     arrays = states.one_version(trainer.export(state))
-    values = _write(file, ((e.key, e.out(_ours(arrays, e))) for e in found))
+    values = _write(file, ((e.key, e.out(_ours(arrays, e)), hashes.get(e.key, "")) for e in found))
     return {"file": str(file), "format": form, "step": done, "arrays": len(found), "values": values}
 
 
@@ -107,6 +111,46 @@ def _entries(form: str, trainer: Trainer, keys: Sequence[str] = ()) -> list[Entr
     tables, features = specs(trainer.config, schema)
     refuse_dynamic(tables, "a file of weights names rows by ids")
     return entries(form, trainer.config.model, len(schema.dense), features, dims(tables, features), keys)
+
+
+def _row_hashes(trainer: Trainer, wanted: Sequence[Entry]) -> dict[str, str]:
+    """Key of a table -> hash of what its rows stand for; without tables whose data do not tell."""
+    values = row_values(trainer.source, {entry.name for entry in wanted if entry.table})
+    return {entry.key: values[entry.name].sha256() for entry in wanted if entry.table and entry.name in values}
+
+
+def _check_rows(file: zipfile.ZipFile, prefix: str, wanted: Sequence[Entry], hashes: dict[str, str]) -> None:
+    """Refuses tables whose rows stand for other values than those of the data; says so where the file does not tell.
+
+    Args:
+      file: the .npz.
+      prefix: of its keys.
+      wanted: the arrays that are read.
+      hashes: of the data, see `_row_hashes`.
+
+    Raises:
+      ConfigError: naming the table and both hashes.
+    """
+    silent = []
+    comments = {info.filename.removesuffix(".npy"): info.comment.decode("utf-8", "replace") for info in file.infolist()}
+    for entry in wanted:
+        if not entry.table:
+            continue
+        comment = comments[prefix + entry.key]
+        if not comment.startswith(_ROWS_OF):
+            silent.append(entry.name)
+        elif (there := comment.removeprefix(_ROWS_OF)) != hashes.get(entry.key, ""):
+            here = f"hash {hashes[entry.key][:12]}" if entry.key in hashes else "no vocabulary: a row is its id"
+            raise ConfigError(
+                f"the rows of {prefix}{entry.key} stand for the values of another vocabulary (hash {there[:12]}) than "
+                f"those of feature {entry.name!r} in these data ({here}), so values would get each other's vectors. "
+                "Give the data that the weights were trained on, such as the same data.path."
+            )
+    if silent:
+        log.info(
+            f"the file does not say which values the rows of {len(silent):,} table(s) stand for "
+            f"({', '.join(silent[:3])}{', ...' if len(silent) > 3 else ''}): their order is taken as that of these data"
+        )
 
 
 def _ours(arrays: dict[str, Any], entry: Entry) -> np.ndarray:
@@ -234,15 +278,21 @@ def _open(file: Path) -> Any:
         yield opened
 
 
-def _write(file: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> int:
-    """Writes an .npz file that is whole or not there, as numpy.savez does but an array at a time; gives its values."""
+def _write(file: Path, arrays: Iterable[tuple[str, np.ndarray, str]]) -> int:
+    """Writes an .npz file that is whole or not there, as numpy.savez does but an array at a time; gives its values.
+
+    Each of the arrays has a key, and of a table the hash of what its rows stand for, which becomes the comment of the
+    array's entry in the archive: NumPy and others read past it.
+    """
     values = needed_bytes = 0
     try:
         with replacing(file) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as target:
-            for key, array in arrays:
+            for key, array, rows_hash in arrays:
                 needed_bytes += array.nbytes
                 values += array.size
-                with target.open(f"{key}.npy", "w", force_zip64=True) as member:
+                entry = zipfile.ZipInfo(f"{key}.npy")
+                entry.comment = f"{_ROWS_OF}{rows_hash}".encode() if rows_hash else b""
+                with target.open(entry, "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
     except OSError as error:
         raise disk_error(file, error, needed_bytes) from error

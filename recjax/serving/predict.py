@@ -31,6 +31,7 @@ from recjax.data.thread_map import ahead
 from recjax.errors import ConfigError, DataError
 from recjax.serving import outputs, rows, scores
 from recjax.serving.faults import RowFaults
+from recjax.settings import items
 from recjax.train.run.folder import DATA_SNAPSHOT
 from recjax.train.run.open_run import open_run
 from recjax.train.state import TrainState
@@ -139,7 +140,7 @@ def _carried(columns: str | Sequence[str]) -> list[str] | None:
     """The names in `columns`; None for all."""
     if columns == ALL:
         return None
-    return [name for name in columns.split(",") if name] if isinstance(columns, str) else list(columns)
+    return items.names(columns) if isinstance(columns, str) else list(columns)
 
 
 def _on_error(overrides: Sequence[str]) -> tuple[RowFaults, list[str]]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from recjax.errors import ConfigError
+from recjax.settings import items
 from recjax.settings.tree import key_of
 
 _FORMS = '"train.epochs=2", {"train.epochs": 2}, {"train": {"epochs": 2}}, or lists of these'
@@ -83,9 +84,9 @@ def _written(value: Any, key: str) -> str:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Sequence) and not isinstance(value, (bytes, range)):
-        items = [_written(item, key) for item in value]
-        if not any("," in item for item in items) and "" not in items:
-            return ",".join(items)
+        parts = [_written(item, key) for item in value]
+        if "" not in parts and all(items.split(part, ",") == [part] for part in parts):
+            return ",".join(parts)
     own_data = ""
     if key.split(".")[0] == "data":
         own_data = (

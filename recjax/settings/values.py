@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from recjax.errors import ConfigError
+from recjax.settings import items
 
 T = TypeVar("T")
 
@@ -121,9 +122,11 @@ def parse(text: str, annotation: Any) -> Any:
     """The value that `text` stands for in a field of this annotation.
 
     What Python would write is understood too, where it can mean nothing else: True, None, [32, 1] or (32, 1), a word in
-    quotes (which a field of any text keeps), one of several words in another case.
+    quotes (which a field of any text keeps), one of several words in another case. The items of a list are separated
+    as `items.split` has it, and items of text stay as they are written.
 
     Raises:
+      ConfigError: a double quote in a list is not closed.
       WrongTypeError: it stands for none.
     """
     # `str` takes every text, so in a union it is asked last.
@@ -232,10 +235,10 @@ def _parse_one(text: str, member: Any) -> Any:
     elif typing.get_origin(member) is tuple:
         item = typing.get_args(member)[0]
         if text[:1] + text[-1:] in ("[]", "()"):
-            parts = text[1:-1].strip().removesuffix(",").split(",")
+            parts = items.split(text[1:-1].strip().removesuffix(","), ",")
             return tuple(parse(_unquoted(part.strip()), item) for part in parts) if parts != [""] else ()
-        separator = r"(?<=\d)-" if item is int and "," not in text else ","
-        return tuple(parse(part, item) for part in re.split(separator, text)) if text else ()
+        parts = re.split(r"(?<=\d)-", text) if item is int and "," not in text else items.split(text, ",")
+        return tuple(parse(part, item) for part in parts) if text else ()
     elif member is bool and text in ("true", "True", "false", "False"):
         return text in ("true", "True")
     elif member is types.NoneType and text in ("none", "None"):
@@ -254,7 +257,9 @@ def _parse_one(text: str, member: Any) -> Any:
 
 def _unquoted(text: str) -> str:
     """The text within a pair of quotes, or the text."""
-    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+    if items.is_quoted(text):
+        return items.unquote(text)
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] == "'" else text
 
 
 def _folded(word: str) -> str:

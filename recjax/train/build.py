@@ -13,7 +13,7 @@ from recjax.parallel.mesh import AXES, make_mesh
 from recjax.settings.values import written
 from recjax.train.planned import plan_of
 from recjax.train.step_prediction import judge
-from recjax.train.table_specs import specs
+from recjax.train.table_specs import check_shared_values, specs
 from recjax.train.trainer import Trainer, assemble_trainer
 
 
@@ -35,6 +35,8 @@ def build_trainer(
     for split in splits:
         require_rows(source, split)
     config = config.for_rows(int(source.row_counts("train").sum()))
+    if "train" in splits:  # what a run has learned otherwise stays usable
+        check_shared_values(config, source)
     evaluates = splits and "train" not in splits  # by processes that read each block once
     tables, features = specs(config, source.schema, {} if evaluates else mean_ids(source))
     plan, chosen, _ = plan_of(config, source, tables, features, config.mesh.shape)  # before devices start

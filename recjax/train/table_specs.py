@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from recjax.config.run import FeatureConfig, RunConfig, TableConfig
+from recjax.data.arrow.shared_vocabularies import add_like
 from recjax.data.batch import ANY_ID, Feature, Schema
+from recjax.data.datasets.own_table import Table
+from recjax.data.row_values import describe_difference, row_values
+from recjax.data.source import BlockSource
 from recjax.embedding.plan import Plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
@@ -36,7 +41,7 @@ def specs(
         is not pooled although the model takes no sequences.
     """
     embedding = config.embedding
-    table_of = _shares(embedding.features, schema)
+    table_of = _shares(config, schema)
     narrow: Any = {"dtype": embedding.dtype, "rounding": embedding.rounding}
     tables = [
         TableSpec(f.name, _rows(config, f), embedding.dim, embedding.optimizer, embedding.init_scale, **narrow)
@@ -97,8 +102,36 @@ def _rows(config: RunConfig, feature: Feature) -> int:
     return feature.rows
 
 
-def _shares(settings: Mapping[str, FeatureConfig], schema: Schema) -> dict[str, str]:
+def check_shared_values(config: RunConfig, source: BlockSource) -> None:
+    """Refuses features that share a table although its rows would stand for other values in one than in the other.
+
+    Raises:
+      ConfigError: naming both, and values that have different rows, or as for `specs`.
+      DataError: the vocabularies cannot be read.
+    """
+    shares = {name: table for name, table in _shares(config, source.schema).items() if name != table}
+    values = row_values(source, {*shares, *shares.values()}) if shares else {}
+    for name, table in shares.items():
+        if what := describe_difference(name, table, values):
+            raise ConfigError(
+                f"embedding.features.{name}.share={table}: to share a table, equal rows must mean the same in both, "
+                f"but {what}. {_one_vocabulary(config, source.schema, name, table)}"
+            )
+
+
+def _one_vocabulary(config: RunConfig, schema: Schema, name: str, other: str) -> str:
+    """Advice for features that cannot share a table: how data are prepared with one vocabulary for both."""
+    advice = "Prepare the data with one vocabulary for both features"
+    if not isinstance(config.data, Table):
+        return f"{advice}."
+    role = "jagged" if schema.feature(name).bag is None else "id"
+    columns = ",".join(add_like(config.data.columns, name, role, other))
+    return f"{advice}: {shlex.quote(f'data.columns={columns}')}."
+
+
+def _shares(config: RunConfig, schema: Schema) -> dict[str, str]:
     """Feature name -> name of the feature whose table it uses, mostly its own; ConfigError if that cannot be."""
+    settings = config.embedding.features
     names = [f.name for f in schema.features]
     for name in settings:
         if name not in names:
@@ -116,7 +149,7 @@ def _shares(settings: Mapping[str, FeatureConfig], schema: Schema) -> dict[str, 
         if rows != other_rows:
             raise ConfigError(
                 f"{key}: {name} has {rows:,} rows and {other} has {other_rows:,}; to share a table, equal ids must "
-                "mean the same in both. Prepare the data with one vocabulary for both features."
+                f"mean the same in both. {_one_vocabulary(config, schema, name, other)}"
             )
     return shares
 

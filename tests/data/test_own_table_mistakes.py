@@ -42,7 +42,7 @@ USUAL = "columns=user:id,price:dense"
         ),
         (["label=price"], {"price": [10.0, 9.0, 1.0, 0.0]}, 3, ["its values are 0.0, 1.0, 9.0, 10.0"]),
         ([], {"clicked": ["no", "yes", "no", "no"]}, 3, ["row 1: the label 'clicked' is 'no'", "positive=VALUE"]),
-        ([], {"clicked": [0, 1, None, 1]}, 3, ["row 3: the label 'clicked' is missing", "where=clicked!=, or fill"]),
+        ([], {"clicked": [0, 1, None, 1]}, 3, ["row 3: the label 'clicked' is missing", "'where=clicked!=', or fill"]),
         ([], {"clicked": [0, 1, float("nan"), 1]}, 3, ["row 3: the label 'clicked' is missing"]),
         ([], {"clicked": [1, 1, 1, 1]}, 3, [r"the label, clicked, is 1 in all 4 rows .the values of 'clicked' are 1."]),
         (["threshold=9"], {}, 3, ["the label, clicked >= 9, is 0 in all 4 rows"]),

@@ -266,7 +266,7 @@ def test_a_fault_is_named_by_its_row_in_the_file(tmp_path):
         (["where=price"], 2, ["where: 'price' is no condition", "price>0,country=DE|FR"]),
         (["where=price>dear"], 2, ["compares with 'dear', which is no number"]),
         (["where=prise>0"], 2, ["where: .* has no column 'prise'. Did you mean 'price'"]),
-        (["where=price>100"], 3, ["no row of .* keeps to where=price>100"]),
+        (["where=price>100"], 3, ["no row of .* keeps to 'where=price>100'"]),
         (["where=user>1"], 3, ["row 1: column 'user' is 'a', not a number that the condition user>1 could compare"]),
         (["columns=user:id,user*prise:cross"], 2, ["'user.prise' crosses 'prise', which is no id"]),
         (

@@ -12,6 +12,7 @@ from recjax.data.arrow import convert
 from recjax.data.arrow.chunk_columns import shown
 from recjax.data.arrow.wording import Wording
 from recjax.errors import DataError
+from recjax.settings import items
 from recjax.utils.text import did_you_mean
 
 _LISTED = 6  # values of a label that a message lists
@@ -109,7 +110,7 @@ class LabelProfile:
             if missing:
                 raise DataError(
                     f"{where}: the label {name!r} is missing. A row without a label teaches nothing: leave such rows "
-                    f"out with {self._option('where', f'{name}!=')}, or fill them in."
+                    f"out with {self._option('where', f'{items.quote(name)}!=')}, or fill them in."
                 )
             advice = (
                 f"Say which values count as 1: {self._option('threshold', 'X')} (X and more), or "
@@ -118,7 +119,9 @@ class LabelProfile:
                 else "Correct the row."
             )
             if all(_by_number(each)[0] < math.inf for each in listed):
-                advice += f" To learn the numbers themselves give {self._option('label', f'{name}:number')}."
+                advice += (
+                    f" To learn the numbers themselves give {self._option('label', f'{items.quote(name)}:number')}."
+                )
             raise DataError(f"{where}: the label {name!r} is {value}, not 0 or 1; its values are {values}. {advice}")
         if self._sum in (0, self._rows):
             only = "0" if self._sum == 0 else "1"

@@ -3,12 +3,14 @@
     label=clicked,bought:weight=clicked,rating:number,stars:class
 
 Each is COLUMN, then its kind if it is not binary, then options: weight=COLUMN, by which it counts in a row (0: not at
-all, and then it may be missing); and of a binary one threshold=X or positive=VALUE, as for a single label.
+all, and then it may be missing); and of a binary one threshold=X or positive=VALUE, as for a single label. Names and
+values that hold a comma or colon stand in double quotes (`recjax.settings.items`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
@@ -20,6 +22,7 @@ from recjax.data.arrow.chunk_columns import Fault, shown
 from recjax.data.arrow.label import Label
 from recjax.data.prepare.dense_columns import fits_float32
 from recjax.errors import ConfigError, DataError
+from recjax.settings import items
 from recjax.utils.repeats import first_repeated
 
 _OPTIONS = ("weight", "threshold", "positive")
@@ -115,8 +118,8 @@ def parse(text: str) -> Labels | None:
     Raises:
       ConfigError: an option or column that makes no sense.
     """
-    parts = [_parse_one(part, text) for part in text.split(",")]
-    if len(parts) == 1 and parts[0] == Column(Label(text)):
+    parts = [_parse_one(part, text) for part in items.split(text, ",")]
+    if len(parts) == 1 and parts[0] == Column(Label(items.unquote(text))):
         return None
     if (twice := first_repeated(["", *(part.name for part in parts)])) is not None:
         raise ConfigError(f"label {text}: {twice!r} is named twice, or not at all. Write for example {_EXAMPLE}.")
@@ -125,7 +128,7 @@ def parse(text: str) -> Labels | None:
 
 def _parse_one(part: str, text: str) -> Column:
     """One label; what is no kind and no option at its end belongs to the column's name, which may have colons."""
-    *name, last = part.split(":")
+    *name, last = items.split(part, ":")
     options: dict[str, str] = {}
     kind = ""
     while name:
@@ -133,11 +136,11 @@ def _parse_one(part: str, text: str) -> Column:
         if last in get_args(batch.LabelKind) and not kind:
             kind = last
         elif equals and key in _OPTIONS and value and key not in options:
-            options[key] = value
+            options[key] = items.unquote(value)
         else:
             break
         *name, last = name
-    column = ":".join([*name, last])
+    column = items.unquote(":".join([*name, last]))
     if (
         kind in ("number", "class")
         and options.keys() & {"threshold", "positive"}
@@ -196,7 +199,7 @@ class LabelsProfile:
         if len(self._classes[i]) > _MOST_CLASSES:
             raise DataError(
                 f"the label {one.name!r} has more than {_MOST_CLASSES:,} values, too many for classes. Is it a number? "
-                f"Then write {one.name}:number."
+                f"Then write {shlex.quote(f'{items.quote(one.name)}:number')}."
             )
 
     def found(self) -> Labels:

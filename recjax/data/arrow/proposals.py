@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from recjax.data.arrow.column_profile import IN_WORDS, ColumnProfile
 from recjax.data.arrow.convert import EXACT
-from recjax.data.arrow.roles import AUTO, Role
+from recjax.data.arrow.roles import AUTO, Role, column_text
 from recjax.data.arrow.wording import Wording
 
 _NAMED_ID = re.compile(r"(^|[_\W])(id|ids|uid|key|code|zip|zipcode|postcode|sku|isbn|hash)($|[_\W])|[a-z]I[dD]$", re.I)
@@ -94,16 +94,20 @@ def to_text(proposals: Mapping[str, Proposal], given: Sequence[str] = (), wordin
         for name, one in proposals.items()
     ]
     own = [text for text in given if text != AUTO and not text.endswith(":skip")]
-    taken = ",".join([f"{name}:{one.role}" for name, one in proposals.items() if one.role != "skip"] + own)
+    taken = ",".join([column_text(name, one.role) for name, one in proposals.items() if one.role != "skip"] + own)
     times = [name for name, one in proposals.items() if one.role == "skip" and one.why.startswith("times")]
     option = functools.partial(wording.option, "columns")
-    more = [f"hour and weekday become features with {option(f'auto,{times[0]}:time')}"] if times else []
+
+    def with_role(name: str, role: str) -> str:
+        return option(f"{AUTO},{column_text(name, role)}")
+
+    more = [f"hour and weekday become features with {with_role(times[0], 'time')}"] if times else []
     for name, one in proposals.items():
         if one.date:
             more.append(
                 f"warning: {name} is text that looks like dates ({one.date}), so that each is an id. Written as "
-                f"2026-01-31 (ISO 8601), {option(f'auto,{name}:time:weekday')} makes their weekday, and "
-                f"{option(f'auto,{name}:dense')} a number; {option(f'auto,{name}:skip')} leaves them out"
+                f"2026-01-31 (ISO 8601), {with_role(name, 'time:weekday')} makes their weekday, and "
+                f"{with_role(name, 'dense')} a number; {with_role(name, 'skip')} leaves them out"
             )
     asked = f"to have it otherwise, start from {option(taken)}"
     return "\n".join([f"{option(AUTO)} takes the columns so:", *lines, asked, *more])

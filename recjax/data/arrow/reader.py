@@ -19,6 +19,7 @@ from recjax.data.arrow.pieces import Piece
 from recjax.data.arrow.proposals import propose
 from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.arrow.scan import TableFile
+from recjax.data.arrow.shared_vocabularies import check_like, share_vocabularies
 from recjax.data.arrow.splitter import Choices, Splitter
 from recjax.data.prepare.chunk import Chunk
 from recjax.data.prepare.progress import PrepareProgress
@@ -73,6 +74,7 @@ class TableReader:
         )
         auto, asked = roles.parse(choices.columns)
         judged = self._check_names(auto, asked)
+        check_like(asked, self._names)
         profiles = self._look(asked, judged)
         self.proposals = {name: propose(name, profiles[name]) for name in judged}
         wanted = {name: roles.Asked(one.role) for name, one in self.proposals.items()} | asked
@@ -82,6 +84,7 @@ class TableReader:
             name for name in (self._names if auto else plain) if wanted.get(name, roles.Asked("skip")).role != "skip"
         ]
         self.specs = [spec for name in order for spec in _specs_of(name, wanted[name], profiles[name])]
+        self.specs = share_vocabularies(self.specs, [name for name in order if profiles[name].kind == "none"])
         by_name = {spec.name: spec for spec in self.specs}
         self.specs += [roles.cross_of(name, asked[name], by_name) for name in crosses]
         if twice := [spec.name for spec in self.specs if spec.role == "part" and spec.name in self._names]:
@@ -131,7 +134,7 @@ class TableReader:
             at, fault, what = first
             raise DataError(
                 f"{pieces.where(held)(at)}: {what}. Correct the value, or give the column another role "
-                f"({fault.column}:skip leaves it out)."
+                f"({roles.in_shell(fault.column, 'skip')} leaves it out)."
             )
         return Chunk(
             labels,

@@ -1,9 +1,10 @@
-"""Roles of columns in the model: the grammar of `columns=`."""
+"""Roles of columns in the model: what `columns=` says of each, in the grammar of `recjax.settings.items`."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
 from recjax.data.arrow import time_parts
@@ -11,6 +12,7 @@ from recjax.data.arrow.column_profile import IN_WORDS, ColumnProfile
 from recjax.data.prepare.chunk import RawFeature
 from recjax.data.prepare.dense_columns import DenseTransform
 from recjax.errors import ConfigError, DataError
+from recjax.settings import items
 from recjax.utils.text import did_you_mean, near
 
 Role = Literal["id", "jagged", "dense", "vector", "weight", "time", "cross", "skip"]
@@ -33,6 +35,7 @@ class Asked:
       separator: of a jagged column.
       min_count: of an id or jagged column: values that training holds fewer times share the row of unknown ones.
       hashed: likewise: rows that the values are hashed to; 0: a row for each value.
+      like: likewise: the column whose vocabulary this one shares; "": it has its own.
       buckets: of an id column that holds numbers: how many, of equally many training rows; 0: it holds ids.
       parts: of a time: those that become features, see `time_parts.PARTS`.
       zone: likewise: where its clock stands, by the name of a time zone; "": UTC.
@@ -43,6 +46,7 @@ class Asked:
     separator: str = SEPARATOR
     min_count: int = 1
     hashed: int = 0
+    like: str = ""
     buckets: int = 0
     parts: tuple[str, ...] = ()
     zone: str = ""
@@ -68,6 +72,7 @@ class ColumnSpec:
       zone: see `Asked`.
       per_second: units in a second of times that are numbers.
       sources: of a cross: names of the features that it joins.
+      like: see `Asked`.
     """
 
     name: str
@@ -85,6 +90,7 @@ class ColumnSpec:
     zone: str = ""
     per_second: int = 1
     sources: tuple[str, ...] = ()
+    like: str = ""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -100,7 +106,7 @@ class ColumnSpec:
     def feature(self) -> RawFeature:
         """The feature of a categorical column."""
         text: Literal["integer", "text"] = "text" if self.kind == "text" and not self.hashed else "integer"
-        return RawFeature(self.name, self.role == "jagged", self.optional, text, self.min_count)
+        return RawFeature(self.name, self.role == "jagged", self.optional, text, self.min_count, self.like)
 
     @property
     def dense_names(self) -> tuple[str, ...]:
@@ -128,21 +134,47 @@ def parse(columns: Sequence[str]) -> tuple[bool, dict[str, Asked]]:
     for text in columns:
         if text == AUTO:
             continue
-        parts = text.split(":")
-        at = max((i for i, part in enumerate(parts) if i and part in ROLES), default=0)
-        name = ":".join(parts[:at])
+        name, role, options = split_role(text, ROLES)
         if not name or name in asked:
+            parts = items.split(text, ":")
+            if parts[-1].startswith("list(") and parts[-1].endswith(")") and len(parts) > 1:
+                raise ConfigError(
+                    f"columns: {text!r}: lists of several columns, list(...), are not understood. Give each column a "
+                    "role of its own, such as item:jagged."
+                )
             close = near(parts[-1], ROLES, 1, 0.6) or _ALSO.get(parts[-1].lower(), [])
-            hint = f" Did you mean {parts[0]}:{close[0]}?" if close and len(parts) > 1 else ""
+            hint = f" Did you mean {shlex.quote(f'{parts[0]}:{close[0]}')}?" if close and len(parts) > 1 else ""
             hint = " It is there twice." if name in asked else hint
             raise ConfigError(
                 f"columns: {text!r} is not COLUMN:ROLE with a role of {', '.join(ROLES)}, each column once.{hint} "
-                f"Write for example {_EXAMPLE}."
+                f"Write for example {_EXAMPLE}. A name with a comma or colon stands in double quotes."
             )
-        asked[name] = _options(text, parts[at], parts[at + 1 :])
+        asked[name] = _options(text, role, options)
     if sum(each.role == "weight" for each in asked.values()) > 1:
         raise ConfigError("columns: there are several of role weight. Name one.")
     return AUTO in columns, asked
+
+
+def split_role(text: str, roles: Collection[str]) -> tuple[str, str, list[str]]:
+    """The name of the column, its role and the options of an item of `columns=`; all empty if it has none of the roles.
+
+    What stands before the last role is the name, so that one with colons needs no quotes. A cross is called as it is
+    written, quotes included, for its name says which features it joins.
+    """
+    parts = items.split(text, ":")
+    at = max((i for i, part in enumerate(parts) if i and part in roles), default=0)
+    name = ":".join(parts[:at])
+    return (name if parts[at] == "cross" else items.unquote(name), parts[at], parts[at + 1 :]) if at else ("", "", [])
+
+
+def column_text(name: str, role: str) -> str:
+    """The item of `columns=` that gives a column a role, its options included: what `parse` reads back."""
+    return f"{items.quote(name)}:{role}"
+
+
+def in_shell(name: str, role: str) -> str:
+    """The same as an error message shows it: as a shell takes it, also in the midst of other items."""
+    return shlex.quote(column_text(name, role))
 
 
 def _options(text: str, role: Any, options: Sequence[str]) -> Asked:
@@ -156,8 +188,10 @@ def _options(text: str, role: Any, options: Sequence[str]) -> Asked:
             found = dataclasses.replace(found, **{field: int(value)})  # type: ignore[arg-type]
         elif role == "id" and key == "bucket" and _is_count(value) and 1 < int(value) <= _MOST_BUCKETS:
             found = dataclasses.replace(found, buckets=int(value))
-        elif role == "jagged" and key == "split" and value:
-            found = dataclasses.replace(found, separator=value)
+        elif role == "jagged" and key == "split" and items.unquote(value):
+            found = dataclasses.replace(found, separator=items.unquote(value))
+        elif role in ("id", "jagged") and key == "like" and items.unquote(value):
+            found = dataclasses.replace(found, like=items.unquote(value))
         elif role == "time" and option in time_parts.PARTS and option not in found.parts:
             found = dataclasses.replace(found, parts=(*found.parts, option))
         elif role == "time" and key == "zone" and value:
@@ -165,8 +199,8 @@ def _options(text: str, role: Any, options: Sequence[str]) -> Asked:
             found = dataclasses.replace(found, zone=value)
         else:
             known = {
-                "id": "min_count=N, hash=N, bucket=N",
-                "jagged": "min_count=N, hash=N, split=TEXT",
+                "id": "min_count=N, hash=N, bucket=N, like=COLUMN",
+                "jagged": "min_count=N, hash=N, split=TEXT, like=COLUMN",
                 "cross": "min_count=N, hash=N",
                 "time": f"{', '.join(time_parts.PARTS)} (each once) and zone=NAME",
             }
@@ -174,6 +208,11 @@ def _options(text: str, role: Any, options: Sequence[str]) -> Asked:
                 f"columns: {text!r} has no option {option!r}. Those of {role} are "
                 f"{known.get(role, ', '.join(_TRANSFORMS) if role in ('dense', 'vector') else 'none')}."
             )
+    if found.like and (found.hashed or found.buckets or found.min_count > 1):
+        raise ConfigError(
+            f"columns: {text!r}: with like the vocabulary is that of {found.like!r}, so hash, bucket and min_count "
+            "make no sense. Leave them out; min_count may stand there."
+        )
     if found.hashed and found.buckets:
         raise ConfigError(f"columns: {text!r}: buckets are few, so hashing them makes no sense. Leave hash out.")
     return dataclasses.replace(found, parts=found.parts or time_parts.USUAL) if role == "time" else found
@@ -185,7 +224,7 @@ def sources_of(name: str) -> tuple[str, ...]:
     Raises:
       ConfigError: fewer than two, or one twice.
     """
-    sources = tuple(name.split(CROSS))
+    sources = tuple(map(items.unquote, items.split(name, CROSS)))
     if len(sources) < 2 or not all(sources) or len(set(sources)) < len(sources):
         raise ConfigError(
             f"columns: {name!r} is no cross of several features. Write them with {CROSS} between them: "
@@ -207,8 +246,8 @@ def cross_of(name: str, asked: Asked, specs: Mapping[str, ColumnSpec]) -> Column
             hint = did_you_mean(source, single, quoted=True)
             raise ConfigError(
                 f"columns: {name!r} crosses {source!r}, which is no id and no part of a time, with one value in each "
-                f"row.{hint} Those are {', '.join(single) or 'none'}. Add {source}:id, or of numbers "
-                f"{source}:id:bucket=10, to columns."
+                f"row.{hint} Those are {', '.join(single) or 'none'}. Add {in_shell(source, 'id')}, or of "
+                f"numbers {in_shell(source, 'id:bucket=10')}, to columns."
             )
     optional = any(single[source].optional for source in sources)
     return ColumnSpec(name, "cross", "text", optional, min_count=asked.min_count, hashed=asked.hashed, sources=sources)
@@ -224,7 +263,9 @@ def parts_of(name: str, asked: Asked, profile: ColumnProfile) -> list[ColumnSpec
     number = kind in ("integer", "unsigned", "float")
     if kind == "none" or profile.lists or not (number or kind in ("time", "text")):
         what = "no value" if kind == "none" else "lists" if profile.lists else IN_WORDS[kind]
-        raise DataError(f"column {name!r} holds {what}, which has no hour or weekday. Leave it out: {name}:skip.")
+        raise DataError(
+            f"column {name!r} holds {what}, which has no hour or weekday. Leave it out: {in_shell(name, 'skip')}."
+        )
     per_second = time_parts.units_of(profile.most) if number else 1
     read_as = "float" if number else "time"
     optional = profile.optional
@@ -252,25 +293,28 @@ def spec_of(name: str, asked: Asked, profile: ColumnProfile) -> ColumnSpec:
     if kind == "none" and not (role == "jagged" and profile.lists):
         raise DataError(
             f"column {name!r} has no value in any of {profile.rows:,} rows, so it can be no {role}. Leave it out "
-            f"({name}:skip), or look at how the file was written."
+            f"({in_shell(name, 'skip')}), or look at how the file was written."
         )
     if profile.lists and role not in ("jagged", "vector"):
         raise DataError(
-            f"column {name!r} holds lists, so it cannot be {role}. Give it as {name}:jagged or {name}:vector."
+            f"column {name!r} holds lists, so it cannot be {role}. Give it as {in_shell(name, 'jagged')} or "
+            f"{in_shell(name, 'vector')}."
         )
     if not profile.lists and role in ("jagged", "vector"):
         other = "id" if role == "jagged" else "dense"
         raise DataError(
-            f"column {name!r} holds {IN_WORDS[kind]}, not lists, so it cannot be {role}. Give it as {name}:{other}."
+            f"column {name!r} holds {IN_WORDS[kind]}, not lists, so it cannot be {role}. Give it as "
+            f"{in_shell(name, other)}."
         )
     if kind == "other" or role in ("id", "jagged") and kind == "time" and not asked.buckets:
-        instead = f" Its hour and weekday can: {name}:time." if kind == "time" and role == "id" else ""
+        instead = f" Its hour and weekday can: {in_shell(name, 'time')}." if kind == "time" and role == "id" else ""
         raise DataError(
-            f"column {name!r} holds {IN_WORDS[kind]}, which cannot be {role}.{instead} Or leave it out: {name}:skip."
+            f"column {name!r} holds {IN_WORDS[kind]}, which cannot be {role}.{instead} Or leave it out: "
+            f"{in_shell(name, 'skip')}."
         )
     if asked.buckets:
         if kind == "text":
-            raise DataError(f"column {name!r} holds text, which has no buckets. Give it as {name}:id.")
+            raise DataError(f"column {name!r} holds text, which has no buckets. Give it as {in_shell(name, 'id')}.")
         return ColumnSpec(
             name, role, "time" if kind == "time" else "float", profile.optional, min_count=asked.min_count
         )
@@ -278,20 +322,24 @@ def spec_of(name: str, asked: Asked, profile: ColumnProfile) -> ColumnSpec:
         if kind == "float" and not profile.whole:
             raise DataError(
                 f"column {name!r} holds numbers with fractions or beyond 2^53, which are no ids: two that print alike "
-                f"may differ. Give it as {name}:dense, in buckets as {name}:id:bucket=10, or store integers or text."
+                f"may differ. Give it as {in_shell(name, 'dense')}, in buckets as {in_shell(name, 'id:bucket=10')}, or "
+                "store integers or text."
             )
         kept = "integer" if kind in ("float", "none") else kind
-        return ColumnSpec(name, role, kept, profile.optional, 0, asked.separator, asked.min_count, "", asked.hashed)
+        plain = ColumnSpec(name, role, kept, profile.optional, 0, asked.separator, asked.min_count, "", asked.hashed)
+        return dataclasses.replace(plain, like=asked.like)
     width = 0
     if role == "vector":
         width = profile.most_width
         if profile.least_width != width or not width:
             raise DataError(
                 f"column {name!r} holds lists of {profile.least_width} to {profile.most_width} numbers; those of a "
-                f"vector are equally long. Give it as {name}:jagged if they are ids."
+                f"vector are equally long. Give it as {in_shell(name, 'jagged')} if they are ids."
             )
         if kind == "text":
-            raise DataError(f"column {name!r} holds lists of text, so it cannot be vector. Give it as {name}:jagged.")
+            raise DataError(
+                f"column {name!r} holds lists of text, so it cannot be vector. Give it as {in_shell(name, 'jagged')}."
+            )
     return ColumnSpec(name, role, "time" if kind == "time" else "float", False, width, "", 1, asked.transform)
 
 

@@ -3,7 +3,8 @@
     where=price>0,country=DE|FR,kind!=,day>=2026-01-01
 
 All must hold. `=` asks for one of several values with `|` between them, and nothing stands for a missing value; `!=` is
-its opposite. `<`, `<=`, `>` and `>=` compare numbers, or times (ISO 8601), and hold for no missing value.
+its opposite. `<`, `<=`, `>` and `>=` compare numbers, or times (ISO 8601), and hold for no missing value. Names and
+values that hold such marks stand in double quotes (`recjax.settings.items`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 
 from recjax.data.arrow import convert
 from recjax.errors import ConfigError
+from recjax.settings import items
 
 _FORM = re.compile(r"(.+?)\s*(>=|<=|!=|==|=|<|>)\s*(.*)", re.DOTALL)
 _ORDER: dict[str, Callable[[Any, float], Any]] = {
@@ -96,21 +98,21 @@ def parse(texts: Sequence[str]) -> tuple[Condition, ...]:
     """
     found = []
     for text in texts:
-        form = _FORM.fullmatch(text)
+        form = _FORM.fullmatch(items.mask(text))
         if form is None:
             raise ConfigError(
                 f"where: {text!r} is no condition. Write COLUMN, one of = != < <= > >=, and a value; several values of "
                 "= with | between them: where=price>0,country=DE|FR."
             )
-        column, compare, value = form.groups()
+        column, compare, value = (text[slice(*form.span(group))] for group in (1, 2, 3))
         compare = "=" if compare == "==" else compare
-        if compare in _ORDER and _bound(value) is None:
+        if compare in _ORDER and _bound(items.unquote(value)) is None:
             raise ConfigError(
                 f"where: {text!r} compares with {value!r}, which is no number and no time (ISO 8601, such as "
                 "2026-11-22). Only = and != take text."
             )
-        values = tuple(part.strip() for part in value.split("|")) if compare in ("=", "!=") else (value,)
-        found.append(Condition(text, column, compare, values))
+        values = tuple(part.strip() for part in items.split(value, "|")) if compare in ("=", "!=") else (value,)
+        found.append(Condition(text, items.unquote(column), compare, tuple(map(items.unquote, values))))
     return tuple(found)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import json
+import shlex
 
 _NUMBERS = ("threshold", "split_seed")  # which Python gives without quotes
 
@@ -15,7 +17,7 @@ class Wording(enum.Enum):
     PYTHON = 'recjax.prepare(table, label="clicked", out=FOLDER)'
 
     def option(self, key: str, value: str) -> str:
-        """An option as it is given there: label=x, data.label=x or label="x"."""
-        if self is Wording.PYTHON and key not in _NUMBERS:
-            return f'{key}="{value}"'
-        return f"{'data.' if self is Wording.CONFIG else ''}{key}={value}"
+        """An option as it is given there: label=x, data.label=x or label="x"; quoted as the shell or Python needs."""
+        if self is Wording.PYTHON:
+            return f"{key}={value if key in _NUMBERS else json.dumps(value, ensure_ascii=False)}"
+        return shlex.quote(f"{'data.' if self is Wording.CONFIG else ''}{key}={value}")

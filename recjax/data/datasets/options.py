@@ -136,7 +136,8 @@ def check_options(config: PathConfig, source: PreparedSource) -> None:
             then = written(made_with.get(name))
             raise DataError(
                 f"the data at {source.path} were prepared with {name}={then}, but the config says {written(value)}. "
-                f"Set data.{name}={then}, or prepare the data with the options of the config: {prepare_command(config)}"
+                f"Set {shlex.quote(f'data.{name}={then}')}, or prepare the data with the options of the config: "
+                f"{prepare_command(config)}"
             )
 
 

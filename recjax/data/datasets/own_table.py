@@ -23,6 +23,7 @@ from recjax.data.storage.blocks import PreparedSource, open_prepared
 from recjax.data.storage.remote import cache_folder
 from recjax.data.text.source_files import sha256
 from recjax.errors import ConfigError, DataError, TrainingError
+from recjax.settings import items
 from recjax.settings.values import check_ranges
 from recjax.utils import log
 from recjax.utils.locks import locked
@@ -45,7 +46,8 @@ class Table:
     threshold: float | None = None  # label 1 means that the column is at least this; none: see positive
     positive: str = ""  # label 1 means that the column is this; empty: the column holds 0 and 1
     # COLUMN:ROLE each; roles: id, jagged (lists of ids), dense, vector (lists of numbers), time (its hour, ...),
-    # weight, skip; and A*B:cross of features. auto: what the other columns look like
+    # weight, skip; and A*B:cross of features. auto: what the other columns look like. A name with a comma or colon
+    # stands in double quotes: "a,b":id
     columns: tuple[str, ...] = (roles.AUTO,)
     # Conditions that all hold in the rows that are used: price>0,country=DE|FR,kind!=,day>=2026-01-01
     where: tuple[str, ...] = ()
@@ -69,6 +71,8 @@ class Table:
         row_filter.parse(self.where)
         if not isinstance(self.ids, Frequency) and any(each.min_count > 1 for each in asked.values()):
             raise ConfigError(f"columns: min_count counts values, and ids={self.ids.kind} does not. Leave one out.")
+        if not isinstance(self.ids, Frequency) and any(each.like for each in asked.values()):
+            raise ConfigError(f"columns: like shares a vocabulary, and ids={self.ids.kind} makes none. Leave one out.")
         splits.parse(self.split, self.apart, self._named)
         if self.threshold is not None and self.positive:
             raise ConfigError("threshold and positive both say which labels are 1. Give one of them.")
@@ -160,8 +164,9 @@ def open_raw(config: Table, source: str | os.PathLike[str] | None, wording: Word
 def open_files(config: Table, files: dict[str, list[TableFile]], wording: Wording = Wording.COMMAND) -> TableReader:
     """The reader of these files of each split."""
     several = labels.parse(config.label)
+    single = Label(items.unquote(config.label), config.threshold, config.positive)
     choices = Choices(
-        Label(config.label, config.threshold, config.positive) if several is None else several.each[0].meaning,
+        single if several is None else several.each[0].meaning,
         config.columns,
         splits.parse(config.split, [split for split in files if split != "train"], config._named),
         config.split_seed,

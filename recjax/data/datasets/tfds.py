@@ -24,6 +24,7 @@ from recjax.data.prepare.ids import Frequency, Hash, Modulo
 from recjax.data.source import SPLITS
 from recjax.data.text.source_files import sha256
 from recjax.errors import ConfigError, DataError
+from recjax.settings import items
 from recjax.utils.paths import located
 
 _CHUNK_ROWS = 2**14
@@ -85,7 +86,8 @@ def parse_columns(columns: tuple[str, ...]) -> dict[str, str]:
     """
     roles = {}
     for text in columns:
-        name, _, role = text.rpartition(":")
+        *parts, role = items.split(text, ":")
+        name = items.unquote(":".join(parts))
         if not name or role not in _ROLES or name in roles:
             raise ConfigError(
                 f"columns: {text!r} is not COLUMN:ROLE with a role of {', '.join(_ROLES)}, each column once. Write for "

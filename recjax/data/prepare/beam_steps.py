@@ -27,12 +27,13 @@ import numpy as np
 
 from recjax.data.batch import Batch, Schema, validate
 from recjax.data.datasets.criteo import CriteoReader
+from recjax.data.prepare import ids as id_maps
 from recjax.data.prepare.chunk import Chunk, Reader, check_chunk
 from recjax.data.prepare.coding import code_chunk
 from recjax.data.prepare.counting import Counter, Run
 from recjax.data.prepare.dense_columns import DenseEncoder
 from recjax.data.prepare.encoder import Encoder
-from recjax.data.prepare.ids import Frequency, IdMap, IdOptions, first_row, load_map, stable_hash
+from recjax.data.prepare.ids import Frequency, IdMap, IdOptions, first_row, stable_hash
 from recjax.data.prepare.part_file import SUFFIX, opened, save, train_counts
 from recjax.data.prepare.part_file import rows as part_rows
 from recjax.data.prepare.prepare import counted, least_count
@@ -224,9 +225,7 @@ def vocabulary_folder(job: Job) -> Path:
 def load_maps(job: Job) -> list[IdMap]:
     """The map of every feature."""
     ids: IdOptions = getattr(job.config, "ids", Frequency())
-    features = job.reader.features
-    folder = vocabulary_folder(job)
-    return [load_map(folder / str(i), ids, f, i, len(features)) for i, f in enumerate(features)]
+    return id_maps.load_maps(vocabulary_folder(job), ids, job.reader.features)
 
 
 @functools.lru_cache(maxsize=2)

@@ -26,6 +26,8 @@ class RawFeature:
       optional: values may be missing, so the table gets a row that stands for "missing".
       values: what they are: integers, text, or integers that the raw data write as 1 to 8 hexadecimal digits.
       min_count: values that the training split holds fewer times are out of vocabulary, whatever `Frequency` allows.
+      like: name of another feature, equally optional and with values of the same kind, whose vocabulary it shares; "":
+        it has its own. The values of both are counted together, and min_count is that of the other.
     """
 
     name: str
@@ -33,6 +35,7 @@ class RawFeature:
     optional: bool = False
     values: Literal["integer", "hex", "text"] = "integer"
     min_count: int = 1
+    like: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

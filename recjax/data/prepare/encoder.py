@@ -13,7 +13,7 @@ from recjax.data.batch import Bags, Batch, Feature, Label, Schema
 from recjax.data.prepare.chunk import Chunk, Coded, RawFeature, check_chunk
 from recjax.data.prepare.coding import CodedChunk, code_chunk
 from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats
-from recjax.data.prepare.ids import Frequency, Hash, IdMap, IdOptions, Modulo, VocabularyMap, load_map
+from recjax.data.prepare.ids import Frequency, Hash, IdMap, IdOptions, Modulo, VocabularyMap, load_maps
 from recjax.data.storage.blocks import open_prepared
 from recjax.errors import DataError
 
@@ -140,8 +140,12 @@ def describe(features: Sequence[RawFeature], dense: Sequence[str], ids: IdOption
 
 
 def describe_features(features: Sequence[RawFeature]) -> list[dict[str, Any]]:
-    """The raw columns, as JSON values."""
-    return [{"name": f.name, "jagged": f.jagged, "optional": f.optional, "values": f.values} for f in features]
+    """The raw columns, as JSON values; whose vocabulary they share only where they do."""
+    return [
+        {"name": f.name, "jagged": f.jagged, "optional": f.optional, "values": f.values}
+        | ({"like": f.like} if f.like else {})
+        for f in features
+    ]
 
 
 def open_encoder(path: str | os.PathLike[str]) -> Encoder:
@@ -179,7 +183,7 @@ def _opened(path: str | os.PathLike[str], name: str, raw: Mapping[str, Any], lab
     ids = _options(raw["ids"])
     folder = Path(path) / VOCABULARY
     try:
-        maps = [load_map(folder / str(i), ids, f, i, len(features)) for i, f in enumerate(features)]
+        maps = load_maps(folder, ids, features)
     except (OSError, ValueError) as error:
         raise DataError(
             f"the vocabularies in {folder} cannot be read ({' '.join(str(error).split())[:200]}). Prepare the data "

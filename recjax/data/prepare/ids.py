@@ -6,6 +6,7 @@ Missing values have a row of their own in every case, if the feature is optional
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -84,10 +85,12 @@ class ComputedMap:
     Attributes:
       table_rows: V.
       missing_row: the row of missing values.
+      rule: the function, in words.
     """
 
     def __init__(self, rows: int, hashed: bool, optional: bool) -> None:
         """A map onto rows 0 to rows - 1."""
+        self.rule = f"{'hashed' if hashed else 'modulo'} to {rows} rows"
         self._rows, self._hashed = rows, hashed
         self.table_rows, self.missing_row = rows + optional, rows
 
@@ -120,11 +123,23 @@ def computed_map(options: Hash | Modulo, feature: RawFeature, index: int, count:
     return ComputedMap(options.rows[index % len(options.rows)], isinstance(options, Hash), feature.optional)
 
 
-def load_map(folder: Path, options: IdOptions, feature: RawFeature, index: int, count: int) -> IdMap:
-    """The map of a feature of prepared data, whose vocabulary is in `folder`."""
-    if isinstance(options, Frequency):
-        return VocabularyMap(Vocabulary.load(folder, first_row(feature)), options)
-    return computed_map(options, feature, index, count)
+def vocabulary_numbers(features: Sequence[RawFeature]) -> list[int]:
+    """For each feature the number of the one whose vocabulary it has: mostly its own."""
+    numbers = {feature.name: number for number, feature in enumerate(features)}
+    return [numbers[feature.like or feature.name] for feature in features]
+
+
+def load_maps(folder: Path, options: IdOptions, features: Sequence[RawFeature]) -> list[IdMap]:
+    """The map of every feature of prepared data, whose vocabularies are in `folder`, by the number of the feature.
+
+    Raises:
+      OSError, ValueError: a vocabulary cannot be read.
+    """
+    if not isinstance(options, Frequency):
+        return [computed_map(options, feature, i, len(features)) for i, feature in enumerate(features)]
+    numbers = vocabulary_numbers(features)
+    loaded = {i: Vocabulary.load(folder / str(i), first_row(features[i])) for i in dict.fromkeys(numbers)}
+    return [VocabularyMap(loaded[i], options) for i in numbers]
 
 
 def reduced(values: np.ndarray, modulo: int) -> np.ndarray:

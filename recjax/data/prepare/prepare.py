@@ -32,15 +32,13 @@ from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats, Transfor
 from recjax.data.prepare.encoder import VOCABULARY, Encoder, describe, describe_features
 from recjax.data.prepare.ids import (
     Frequency,
-    Hash,
     IdMap,
     IdOptions,
-    Modulo,
     VocabularyMap,
-    computed_map,
     first_row,
-    load_map,
+    load_maps,
     reduced,
+    vocabulary_numbers,
 )
 from recjax.data.prepare.progress import PrepareProgress
 from recjax.data.prepare.vocabulary import Vocabulary
@@ -91,7 +89,7 @@ def prepare_data(
     keep_freed_memory()
     progress = PrepareProgress()
     if not isinstance(ids, Frequency):
-        _computed(reader, ids)  # refuses bad options before the work
+        load_maps(Path(), ids, reader.features)  # refuses bad options before the work
     about: dict[str, Any] = {"label": reader.label, "splits": reader.splits, "options": dict(options)}
     about |= {**getattr(reader, "about", {}), **(more or {})}
     progress.stage("checksums")
@@ -234,21 +232,23 @@ def _parse(
 
 
 def _count(reader: Reader, work: WorkFolder, ids: IdOptions, progress: PrepareProgress) -> tuple[list[IdMap], Path]:
-    """The map of every feature, and the folder of their vocabularies: a folder for each feature, by its number."""
+    """The map of every feature, and the folder of their vocabularies: a folder for each, by the feature's number."""
     text = json.dumps([ids.kind, vars(ids)], sort_keys=True)
     folder = work.path / "vocabulary" / hashlib.sha256(text.encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     features = reader.features
     if not isinstance(ids, Frequency):
-        return _computed(reader, ids), folder
+        return load_maps(folder, ids, features), folder
     progress.stage("counting")
+    numbers = vocabulary_numbers(features)
 
     def make(index: int) -> int:
         if not (folder / str(index)).is_dir():
             unfinished = folder / f"unfinished-{index}"
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()
-            vocabulary = _vocabulary(work, index, ids, features[index], unfinished)
+            members = [i for i, number in enumerate(numbers) if number == index]
+            vocabulary = _vocabulary(work, members, ids, features[index], unfinished)
             shutil.rmtree(unfinished)
             vocabulary.save(unfinished)
             unfinished.rename(folder / str(index))
@@ -256,22 +256,29 @@ def _count(reader: Reader, work: WorkFolder, ids: IdOptions, progress: PreparePr
 
     rows = sum(sum(part.rows) for part in work.parts)
     with ThreadPoolExecutor(_THREADS) as pool:
-        for index in ahead(pool, _THREADS, make, range(len(features))):
+        for index in ahead(pool, _THREADS, make, sorted(set(numbers))):
             done = (index + 1) / len(features)
             progress.update(round(rows * done), done)
-    return [load_map(folder / str(i), ids, f, i, len(features)) for i, f in enumerate(features)], folder
+    return load_maps(folder, ids, features), folder
 
 
-def _computed(reader: Reader, ids: Hash | Modulo) -> list[IdMap]:
-    return [computed_map(ids, feature, i, len(reader.features)) for i, feature in enumerate(reader.features)]
+def _vocabulary(
+    work: WorkFolder, members: Sequence[int], ids: Frequency, feature: RawFeature, folder: Path
+) -> Vocabulary:
+    """The vocabulary of `feature`, from the counts of all parts.
 
-
-def _vocabulary(work: WorkFolder, index: int, ids: Frequency, feature: RawFeature, folder: Path) -> Vocabulary:
-    """The vocabulary of `feature`, number `index`, from the counts of all parts; `folder` is for temporary files."""
+    Args:
+      work: the parts.
+      members: numbers of the features that have this vocabulary.
+      ids: the options.
+      feature: the one of them whose options hold.
+      folder: for temporary files.
+    """
     counter = Counter(folder)
     for part in work.parts:
-        values, counts = counted(work.train_counts(part, index), ids)
-        counter.add(values, counts)
+        for index in members:
+            values, counts = counted(work.train_counts(part, index), ids)
+            counter.add(values, counts)
     values, counts = counter.total(least_count(ids, feature))
     return Vocabulary.counted(values, counts, 1, first_row(feature))
 
