@@ -150,7 +150,7 @@ class Trainer(InputStreams):
     def _cleared(self, host: HostState | None) -> HostState:
         """A new part of a state on the host, or `host` without what it held."""
         if host is not None:
-            host.clear()
+            self.require_host(host).clear()
             return host
         tier, places = None, self.config.tier
         if self.bound.cached:
@@ -165,7 +165,7 @@ class Trainer(InputStreams):
             )
             tier = Tier(rows)
         ids = DynamicTables(self.bound, self.mesh, self.config.seed, self.dtype) if self.gives_rows else None
-        return HostState(tier, ids)
+        return HostState(tier, ids) if tier or ids else EMPTY
 
     def _fill(self, host: HostState, arrays: dict[str, Any], chain: Chain) -> None:
         if host.tier is not None:

@@ -109,6 +109,23 @@ def test_bits_are_those_of_rows_on_the_devices_and_a_run_goes_on_with_either(mon
 
 
 @pytest.mark.full
+def test_two_states_of_one_trainer_leave_each_other_alone() -> None:
+    """Rows on the host are a state's own, so that a trainer holds nothing that changes."""
+    names = ("adagrad", "momentum")
+    problem = make(names, True)
+    losses, middle, _ = whole(names, 2, True, "row_wise")
+    trainer = trainer_of(problem, 2, "row_wise", cache_bytes=6_000)
+    state, before = trained(problem, trainer, trainer.init_state(), 0, 10)
+    other, again = trained(problem, trainer, trainer.init_state(), 0, 5)
+    state, rest = trained(problem, trainer, state, 10, STEPS // 2)
+    assert before + rest == losses[: STEPS // 2]
+    assert again == losses[:5]
+    assert bits(trainer.export(state)) == jax.tree.map(np.ndarray.tobytes, middle)
+    other, more = trained(problem, trainer, other, 5, 10)
+    assert more == losses[5:10]
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("devices", "cache_bytes", "plan"),
     [pytest.param(1, 40_000, "row_wise", marks=pytest.mark.wide), (8, 14_000, "table_wise")],
