@@ -79,7 +79,7 @@ def _run(options: argparse.Namespace, keep: bool, watching: watchdog.Watch | Non
                 keep_programs()
             options.run(options)
         sys.stdout.flush()
-    except RecjaxError as error:
+    except (RecjaxError, StoppedError) as error:
         return _fail(str(error), error.exit_status)
     except KeyboardInterrupt as error:
         return _fail(str(error) or options.interrupted, Interrupted.exit_status)
