@@ -88,4 +88,5 @@ class TrainingError(RecjaxError):
 def out_of_memory(error: BaseException) -> bool:
     """Returns whether memory ran out, of a device or this machine; JAX raises a plain RuntimeError then."""
     text = str(error).lower()
-    return isinstance(error, MemoryError) or "out of memory" in text or "resource_exhausted" in text
+    said = ("out of memory", "resource_exhausted", "cannot allocate memory", "failed to map segment")  # of a library
+    return isinstance(error, MemoryError) or any(words in text for words in said)
