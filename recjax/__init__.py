@@ -123,14 +123,21 @@ def fit(config: RunConfig, out: Path | str | None = None, *overrides: Overrides,
       RecjaxError: see recjax.errors for the kinds.
       KeyboardInterrupt: Ctrl-C, or the stop button of a notebook, stopped it, with a checkpoint; a second one ends it
         at once, without.
+      SystemExit: SIGTERM stopped it, with a checkpoint: a `recjax.errors.StoppedError`, of exit status 143, that only
+        whoever asks for it catches.
     """
     from recjax import main
-    from recjax.errors import ConfigError
+    from recjax.errors import ConfigError, StoppedError
     from recjax.settings.from_python import short
+    from recjax.utils import log
 
     if not isinstance(out, (str, Path, type(None))):
         raise ConfigError(f"fit needs the path of a run folder as out, not {short(out)}. Overrides stand after it.")
-    return main.train(override(config, *overrides, **settings) if overrides or settings else config, out)
+    try:
+        return main.train(override(config, *overrides, **settings) if overrides or settings else config, out)
+    except StoppedError as error:
+        log.info(str(error))  # Python ends without a word
+        raise
 
 
 def evaluate(

@@ -47,11 +47,20 @@ class DeviceError(RecjaxError):
     exit_status = 4
 
 
-class StoppedError(RecjaxError):
-    """SIGTERM stopped the run: with a checkpoint, or before its first step. Status 143, as of what SIGTERM ends."""
+class StoppedError(SystemExit):
+    """SIGTERM stopped the run: with a checkpoint, or before its first step. Status 143, as of what SIGTERM ends.
+
+    It is a request to end the program, as Ctrl-C's `KeyboardInterrupt` is, and no mistake in a setting or in data: so
+    neither `except RecjaxError` nor `except Exception` catches it, and a loop over runs ends too. Whoever lets it
+    through has an exit status of 143.
+    """
 
     exit_status = 143
     everywhere = True
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.code = self.exit_status  # that of the message would be 1
 
 
 class Interrupted(KeyboardInterrupt):
@@ -79,4 +88,5 @@ class TrainingError(RecjaxError):
 def out_of_memory(error: BaseException) -> bool:
     """Returns whether memory ran out, of a device or this machine; JAX raises a plain RuntimeError then."""
     text = str(error).lower()
-    return isinstance(error, MemoryError) or "out of memory" in text or "resource_exhausted" in text
+    said = ("out of memory", "resource_exhausted", "cannot allocate memory", "failed to map segment")  # of a library
+    return isinstance(error, MemoryError) or any(words in text for words in said)

@@ -19,6 +19,7 @@ from recjax.parallel import distributed, waiting, watchdog
 from recjax.parallel.mesh import left_aside
 from recjax.parallel.stopping import asked_to_stop
 from recjax.serving.labelled_rows import with_rows
+from recjax.serving.table_rows import take_encoding
 from recjax.settings import assignments
 from recjax.settings.from_python import require_config
 from recjax.tiers.report import in_short
@@ -192,7 +193,10 @@ def evaluate(
     if rows is not None and tuple(splits) != ("test",):
         raise ConfigError(f"rows of one's own are evaluated alone: leave out split={','.join(splits)}.")
     with contextlib.ExitStack() as stack:
-        source = None if rows is None else stack.enter_context(with_rows(folder / DATA_SNAPSHOT, rows))
+        source = None
+        if rows is not None:
+            encoding, overrides = take_encoding(overrides)
+            source = stack.enter_context(with_rows(folder / DATA_SNAPSHOT, rows, encoding))
         of_run = open_run(
             folder, overrides, splits, step, report=distributed.note, source=source, trust_code=trust_code
         )

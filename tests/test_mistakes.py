@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from support.commands import SMALL, assert_refused, contents, inside, outside
 
+from recjax.data import catalog
+
 pytestmark = [pytest.mark.full, pytest.mark.shared_programs, pytest.mark.light_compile, pytest.mark.few_programs]
 
 # --- what is found only when the run is set up: the folder stays free for the corrected command ---
@@ -290,6 +292,25 @@ def test_tables_that_do_not_fit_into_memory(preset, clean, tmp_path):
     )
     assert_refused(done, 1, "out of memory: .*Out of memory allocating", "recjax plan", "mesh.devices")
     assert inside("train", preset, *SMALL, "--out", tmp_path, "--json").result["eval"] == clean
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("libjax_common.so: failed to map segment from shared object"),
+        OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+        MemoryError("std::bad_alloc"),
+    ],
+)
+def test_memory_that_ends_elsewhere_is_named_too(tmp_path, monkeypatch, error):
+    """As a limit on addresses gives it while a library is loaded or a thread started."""
+
+    def prepare(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(catalog, "prepare", prepare)
+    done = inside("data", "prepare", "table", "--from", tmp_path / "t.csv", "--out", tmp_path / "out", "label=y")
+    assert_refused(done, 1, "out of memory: ")
 
 
 # --- the run itself ---

@@ -78,16 +78,16 @@ def _run(options: argparse.Namespace, keep: bool, watching: watchdog.Watch | Non
                 keep_programs()
             options.run(options)
         sys.stdout.flush()
-    except RecjaxError as error:
+    except (RecjaxError, StoppedError) as error:
         return _fail(str(error), error.exit_status)
     except KeyboardInterrupt as error:
         return _fail(str(error) or options.interrupted, Interrupted.exit_status)
     except BrokenPipeError:  # the reader of our output (head, say) has left
         return 1
-    except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        return _fail(f"the system refused: {error.strerror or error}{where}. Check space and permissions there.", 1)
-    except (MemoryError, RuntimeError) as error:
+    except (OSError, MemoryError, RuntimeError, ImportError) as error:  # the last: of a library that finds no room
+        if isinstance(error, OSError) and not out_of_memory(error):
+            where = f" ({error.filename})" if error.filename else ""
+            return _fail(f"the system refused: {error.strerror or error}{where}. Check space and permissions there.", 1)
         if not out_of_memory(error):
             raise
         return _fail(

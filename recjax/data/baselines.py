@@ -73,10 +73,18 @@ def auc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = Non
     """
     weights = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
     _, at = np.unique(scores, return_inverse=True)
-    positives, negatives = (np.bincount(at, weights * (labels == label)) for label in (1, 0))
+    positives, negatives = (to_unit_scale(np.bincount(at, weights * (labels == label))) for label in (1, 0))
     below = np.cumsum(negatives) - negatives / 2
     pairs = positives.sum() * negatives.sum()
     return float(positives @ below / pairs) if pairs else float("nan")
+
+
+def to_unit_scale(weights: np.ndarray) -> np.ndarray:
+    """Weights, float64, times the power of two that brings the largest to between 1/2 and 1.
+
+    Shares of their sum stay the same to the bit, and products of such weights leave the range of floats no more.
+    """
+    return np.ldexp(weights, -int(np.frexp(np.max(weights, initial=0.0))[1]))
 
 
 class _Rates:

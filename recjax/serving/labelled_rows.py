@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -11,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from recjax.data.arrow import chunk_columns, labels, pieces, roles, scan
+from recjax.data.arrow import chunk_columns, convert, labels, pieces, roles, scan
 from recjax.data.arrow.label import Label
 from recjax.data.arrow.pieces import Piece
 from recjax.data.arrow.scan import TableFile
 from recjax.data.arrow.spool import is_table, spool
+from recjax.data.arrow.wording import Wording
 from recjax.data.batch import Batch
 from recjax.data.prepare.chunk import Chunk
 from recjax.data.prepare.encoder import Encoder, open_encoder
@@ -48,12 +50,13 @@ class WithRows(PreparedSource):
 
 
 @contextlib.contextmanager
-def with_rows(kept: Path, given: Any) -> Iterator[WithRows]:
+def with_rows(kept: Path, given: Any, encoding: str = "") -> Iterator[WithRows]:
     """The data of a run with rows of a table as the test split.
 
     Args:
       kept: what the run kept of its data.
       given: a table in Python as `recjax.prepare` takes it, or the path of a Parquet, ORC, CSV or Arrow file.
+      encoding: of CSV; "": that of the files that trained.
 
     Raises:
       ConfigError: the run was not trained on a table of one's own, or `given` is no table.
@@ -69,7 +72,8 @@ def with_rows(kept: Path, given: Any) -> Iterator[WithRows]:
     with tempfile.TemporaryDirectory(prefix="recjax-evaluate-") as name:
         folder = Path(name)
         if isinstance(given, (str, os.PathLike)):
-            files = scan.find(given)
+            encoding = table_rows.encoding_of(source.about, encoding)
+            files = [dataclasses.replace(file, encoding=encoding) for file in scan.find(given)]
         elif is_table(given):
             files = [spool(given, folder / "rows.arrow", "the table")]
         else:
@@ -106,8 +110,10 @@ def _encoded(held: list[Piece], specs: list[roles.ColumnSpec], meanings: labels.
     found = chunk_columns.raw_columns(arrays, specs, rows)
     labels_nxT, weights_nxT, wrong = meanings.of(arrays)
     if first := chunk_columns.first([*found.faults, *wrong], arrays):
-        at, _, what = first
-        raise DataError(f"{pieces.where(held)(at)}: {what}. Correct the value.")
+        at, fault, what = first
+        value = convert.plain(arrays[fault.column])[at]
+        hint = chunk_columns.encoding_hint(value, held[0].file.form, Wording.CONFIG.option)
+        raise DataError(f"{pieces.where(held)(at)}: {what}.{hint} Correct the value.")
     if found.weights is not None:
         weights_nxT = weights_nxT * found.weights[:, None]
     if not encoder.schema.labels:

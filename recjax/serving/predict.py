@@ -29,7 +29,7 @@ from recjax.data.storage import run_snapshot
 from recjax.data.storage.blocks import PreparedSource, open_prepared
 from recjax.data.thread_map import ahead
 from recjax.errors import ConfigError, DataError
-from recjax.serving import outputs, rows, scores
+from recjax.serving import outputs, rows, scores, table_rows
 from recjax.serving.faults import RowFaults
 from recjax.settings import items
 from recjax.train.run.folder import DATA_SNAPSHOT
@@ -60,7 +60,7 @@ def predict(
     """Writes a score for every row.
 
     Arguments and results are those of `recjax.predict`, of a file or folder; overrides are texts, such as
-    "on_error=skip". `opened` gives trainer, state and step for them without "on_error"; None opens the run here.
+    "on_error=skip". `opened` gives trainer, state and step for those that are of a run; None opens the run here.
 
     Raises:
       ConfigError: no run or checkpoint, a format or column that is not known, or a file that is not to be replaced.
@@ -70,6 +70,7 @@ def predict(
     run, input, out = located(run), expanded(input), expanded(out)
     carry = _carried(columns)
     faults, overrides = _on_error(overrides)
+    encoding, overrides = table_rows.take_encoding(overrides)
     if out.suffix in scores.SUFFIXES and os.path.exists(out) and os.path.exists(input) and os.path.samefile(input, out):
         raise ConfigError(f"--out {out} is the input itself. Name another file.")
     scores.check(out, carry, overwrite)
@@ -82,7 +83,7 @@ def predict(
     own, classes = outputs.names(trainer.tasks), outputs.classes_of(trainer.source)
     scores.refuse_columns(carry or (), own)
     about: collections.deque[_About] = collections.deque()  # of the batches that are under way
-    with _batches(trainer, input, split, size, carry, faults) as stream, scores.whole_file(out) as file:
+    with _batches(trainer, input, split, size, carry, faults, encoding) as stream, scores.whole_file(out) as file:
         for batch, logits in trainer.predict(state, trainer.inputs_of(_noted(stream, about), size, state.host)):
             of = about.popleft()
             if large := outputs.find_overflows(logits, batch.dense, trainer.source.schema.dense):
@@ -192,7 +193,13 @@ def _noted(stream: Iterable[_Part], about: collections.deque[_About]) -> Iterato
 
 @contextlib.contextmanager
 def _batches(
-    trainer: Trainer, input: Path, split: str, size: int, carry: list[str] | None, faults: RowFaults
+    trainer: Trainer,
+    input: Path,
+    split: str,
+    size: int,
+    carry: list[str] | None,
+    faults: RowFaults,
+    encoding: str,
 ) -> Iterator[Iterable[_Part]]:
     """The rows of the input in batches of `size`, checked."""
     if input.is_dir():
@@ -210,7 +217,9 @@ def _batches(
             f"{input}: the data of this run ({trainer.source.name}) do not say how raw rows become ids. {_ENCODE}"
         )
     encoder = open_encoder(trainer.source.path)
-    found = rows.read(input, trainer.source.name, encoder, faults, carry, trainer.source.about.get("table"))
+    about = trainer.source.about
+    encoding = table_rows.encoding_of(about, encoding)
+    found = rows.read(input, trainer.source.name, encoder, faults, carry, about.get("table"), encoding)
 
     def encode(part: Unlabelled) -> _Part:
         scores.refuse_columns(list(part.carried), outputs.names(trainer.tasks))

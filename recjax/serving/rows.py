@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from recjax.data.arrow.scan import UTF_8
 from recjax.data.datasets import ratings
 from recjax.data.datasets.avazu import Avazu, read_unlabelled
 from recjax.data.datasets.criteo import MISSING, Criteo1TB, CriteoKaggle, as_categories
@@ -52,6 +53,7 @@ def read(
     faults: RowFaults,
     carry: Sequence[str] | None = (),
     table: Mapping[str, Any] | None = None,
+    encoding: str = UTF_8,
 ) -> Iterator[Unlabelled]:
     """The rows of a file in its order.
 
@@ -63,6 +65,7 @@ def read(
       carry: columns to hand on as they are given, whether the model knows them or not; None: all that there are.
       table: of a table of one's own what the prepared data say of its columns; Parquet, ORC, CSV and Arrow are read
         then.
+      encoding: of CSV of such a table.
 
     Raises:
       ConfigError: the dataset has no text format that could be read row by row.
@@ -78,7 +81,9 @@ def read(
             )
         return read_unlabelled(file, faults, carry)
     if table is not None:
-        return (json_lines_of_table if lines_of_json else table_rows.read)(file, table, faults, carry)
+        if lines_of_json:  # which is UTF-8 by its definition
+            return json_lines_of_table(file, table, faults, carry)
+        return table_rows.read(file, table, faults, carry, encoding)
     bucketed = dataset == CriteoKaggle.kind and MISSING in encoder.dense
     if lines_of_json and bucketed:
         raise ConfigError(

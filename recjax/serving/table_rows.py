@@ -14,6 +14,7 @@ import numpy as np
 from recjax.data.arrow import chunk_columns, convert, roles, row_filter, scan
 from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.arrow.row_filter import Condition
+from recjax.data.arrow.wording import Wording
 from recjax.data.prepare.chunk import Chunk, Unlabelled
 from recjax.errors import ConfigError, DataError
 from recjax.serving.faults import RowFaults, missing_key
@@ -21,7 +22,11 @@ from recjax.utils.text import did_you_mean
 
 
 def read(
-    file: Path, described: Mapping[str, Any], faults: RowFaults, carry: Sequence[str] | None = (), delimiter: str = ""
+    file: Path,
+    described: Mapping[str, Any],
+    faults: RowFaults,
+    carry: Sequence[str] | None = (),
+    encoding: str = scan.UTF_8,
 ) -> Iterator[Unlabelled]:
     """The rows of a Parquet, ORC, CSV or Arrow file, in its order.
 
@@ -30,7 +35,7 @@ def read(
       described: what the prepared data say of their columns.
       faults: takes values that a column may not hold, by the row's number from 1.
       carry: columns to hand on; None: all that there are.
-      delimiter: of CSV; "": as the first line has it.
+      encoding: of CSV.
 
     Raises:
       ConfigError: a name of another format.
@@ -42,7 +47,7 @@ def read(
             f"{file}: rows of a table are read from Parquet (.parquet), CSV (.csv, .tsv, also .gz), Arrow (.feather, "
             ".arrow) or JSON Lines (.jsonl, also .gz), as the name's ending tells. Rename or convert it."
         )
-    table = scan.TableFile(file, form, delimiter)
+    table = scan.TableFile(file, form, encoding=encoding)
     specs, conditions = features(described), conditions_of(described)
     there = scan.schema(table).names
     columns = columns_of(specs)
@@ -63,6 +68,26 @@ def read(
         numbers = np.arange(row + 1, row + batch.num_rows + 1)
         row += batch.num_rows
         yield from unlabelled(file, arrays, specs, numbers, carried, faults, conditions)
+
+
+def take_encoding(overrides: Sequence[str]) -> tuple[str, list[str]]:
+    """Takes `data.encoding=`, of rows that a run has not seen, apart from other overrides; "" if it is not there."""
+    key = "data.encoding="
+    named = [text.removeprefix(key) for text in overrides if text.startswith(key)]
+    return (named or [""])[-1], [text for text in overrides if not text.startswith(key)]
+
+
+def encoding_of(about: Mapping[str, Any], named: str) -> str:
+    """The encoding of rows to score in CSV: the one that is named, else that of the files that trained.
+
+    Args:
+      about: what the prepared data say of themselves.
+      named: as `take_encoding` gives it.
+
+    Raises:
+      ConfigError: there is no such encoding.
+    """
+    return scan.encoding_named(named or about.get("options", {}).get("encoding", scan.UTF_8))
 
 
 def of_objects(
@@ -177,9 +202,10 @@ def unlabelled(
         wrong = np.zeros(len(numbers), bool)
         for fault in found.faults:
             for row in np.flatnonzero(fault.rows & ~wrong).tolist():
-                value = chunk_columns.shown(arrays[fault.column][row])
-                what = f"row {numbers[row]:,}: column {fault.column!r} is {value}, {fault.what}. Correct the value."
-                faults.report(file, int(numbers[row]), "value", what)
+                value = arrays[fault.column][row]
+                what = f"row {numbers[row]:,}: column {fault.column!r} is {chunk_columns.shown(value)}, {fault.what}."
+                hint = chunk_columns.encoding_hint(value, scan.form_of(file), Wording.CONFIG.option)
+                faults.report(file, int(numbers[row]), "value", f"{what}{hint} Correct the value.")
             wrong |= fault.rows
         numbers, arrays, carried = _only(~wrong, numbers, arrays, carried)
         found = chunk_columns.raw_columns(arrays, specs, len(numbers))

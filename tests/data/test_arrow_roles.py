@@ -163,6 +163,63 @@ def test_text_that_looks_like_dates(values, date, csv):
     assert cuts[0].date == date
 
 
+NUMBERS = [f"{i}.25" for i in range(60)]
+
+
+@pytest.mark.parametrize("csv", [True, False])
+@pytest.mark.parametrize(
+    ("values", "like", "first"),
+    [
+        (["", "NA", *NUMBERS, "inf", *NUMBERS, "inf"], 61, ("inf", "row 62")),
+        ([*NUMBERS, *NUMBERS, "-"], 60, ("-", "row 120")),
+        (["soon", *NUMBERS], 60, ("soon", "row 0")),
+        ([*NUMBERS, "1e999"], 60, ("1e999", "row 60")),
+        ([text.replace(".", ",") for text in NUMBERS], 60, ("0,25", "row 0")),
+        (["1.234,50", "12", "1,234.5"] * 3, 3, ("1.234,50", "row 0")),
+        ([f"w{i}" for i in range(60)], 0, None),
+        ([*NUMBERS[:18], "inf", "soon"], 0, None),  # a tenth of the values: words that have numbers among them
+        ([f"0{i}" for i in range(10, 70)], 0, None),  # codes
+        ([f"10.0.0.{i}" for i in range(60)], 0, None),
+        ([f"2026-01-{i:02}" for i in range(1, 30)], 0, None),
+    ],
+)
+def test_text_that_was_meant_as_numbers(values, like, first, csv):
+    """Also where it comes in parts: the row is that of the part."""
+    texts = pa.array(values, pa.string())
+    made = propose("price", profile(texts.cast(pa.binary()) if csv else texts, csv=csv))
+    distinct = len({v for v in values if v})  # NA is one, and stands for a number
+    if not like:
+        assert made.numbers == ""
+        return
+    if not csv and "," not in first[0]:  # there no number is read from text: the first is one too
+        first = next((v, f"row {i}") for i, v in enumerate(values) if v not in ("", "NA"))
+    assert f"{like} of its {distinct} values look like numbers; the first" in made.numbers
+    assert f"is {first[0]!r} ({first[1]})" in made.numbers
+    cut = values.index(first[0])
+    parts = profile(*(pa.array(part, pa.string()) for part in (values[:cut], values[cut:]) if part), csv=csv)
+    assert propose("price", parts).numbers == made.numbers.replace(first[1], "row 0")
+    assert propose("price_id", parts).numbers == ""
+    text = to_text({"price": made})
+    assert "warning: price is text, although" in text and "columns=auto,price:dense" in text
+
+
+def test_integers_and_flags_are_numbers_where_a_file_has_them_as_text():
+    assert propose("item", profile([str(i % 60) for i in range(N)])).numbers == ""
+    assert propose("item", profile([b"%d" % (i % 60) for i in range(N)], csv=True)).numbers == ""
+
+
+def test_bytes_that_are_no_text_are_values():
+    """That a column holds one value is said of those alone that do."""
+    for values in (
+        [b"K\xf6ln", b"M\xfcnchen", b"D\xfcren"] * 9,
+        [b"a\0", b"b\0", b"c\0"] * 9,
+        ["a" * 2000, "b" * 2000, "c"] * 9,
+    ):
+        found = propose("city", profile(values))
+        assert (found.role, found.why) == ("id", "text, 3 values")
+    assert propose("city", profile([b"\xff"] * 9)).why == "one value"
+
+
 def test_few_rows_are_no_reason_to_leave_ids_out():
     assert propose("user", profile([f"u{i}" for i in range(99)])).role == "id"
     assert propose("user", profile([f"u{i}" for i in range(100)])).role == "skip"

@@ -118,6 +118,26 @@ def test_a_wrong_value_is_named_or_its_row_left_out(tmp_path, form, name):
     assert [f["user"].decode() for _, f, _ in found] == [u for i, u in enumerate(table["user"].to_pylist()) if i != 4]
 
 
+def test_rows_in_another_encoding(described, tmp_path):
+    """Named, read by the encoding that is named, or left out; JSON is UTF-8 always."""
+    table = new_rows(lists=False)
+    table = table.set_column(table.schema.names.index("user"), "user", pa.array(["u01", "ü2", "u03", *["ü2"] * 37]))
+    wrong = json.loads(json.dumps(described)) | {
+        "columns": [each for each in described["columns"] if each["name"] in ("user", "price")]
+    }
+    path = tables.write(table, tmp_path / "r.csv")
+    truth = plain(read(path, wrong))
+    path.write_bytes(path.read_text("utf-8").encode("cp1252"))
+    with pytest.raises(Exception, match=r"r.csv:2: row 2: column 'user' is b'.xfc2', no text .*data.encoding=cp1252"):
+        read(path, wrong)
+    assert [number for number, _, _ in plain(read(path, wrong, RowFaults(skip=True)))] == [1, 3]
+    assert plain(list(table_rows.read(path, wrong, RowFaults(), encoding="cp1252"))) == truth
+    lines = as_json(table, tmp_path / "r.jsonl")
+    lines.write_bytes(json.dumps(table.to_pylist()[1], ensure_ascii=False).encode("cp1252") + b"\n")
+    with pytest.raises(Exception, match="r.jsonl:1"):
+        read(lines, wrong)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -203,6 +223,29 @@ def test_from_a_file_to_scores_in_two_commands(tmp_path, monkeypatch):
     assert_refused(inside("eval", run), 3, "clicks.csv does not exist")
     assert inside("predict", run, "--input", tmp_path / "new.csv", "--out", "s.csv", "--columns", "user").status == 0
     assert (other / "s.csv").read_text() == scores[0]
+
+
+@pytest.mark.full
+def test_rows_to_score_are_in_the_encoding_that_trained_or_in_one_that_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("RECJAX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    for name, encoding in (("windows.csv", "cp1252"), ("utf8.csv", "utf-8")):
+        path = tables.write(tables.clicks(600, lists=False), tmp_path / name)
+        path.write_bytes(path.read_text("utf-8").encode(encoding))
+    data = ("data.from=windows.csv", "data.label=clicked", "data.columns=user:id,kind:id,price:dense")
+    assert_refused(inside("train", "table", *data, *SETTINGS, "--out", "run"), 3, "data.encoding=cp1252")
+    done = inside("train", "table", *data, "data.encoding=cp1252", *SETTINGS, "--out", "run", "--json")
+    assert done.status == 0, done.err
+    for name, more in (("windows", ()), ("utf8", ("data.encoding=utf-8",))):
+        command = ("predict", "run", "--input", f"{name}.csv", "--out", f"{name}.scores.csv", "--columns", "kind")
+        assert inside(*command, *more).status == 0
+    scores = (tmp_path / "windows.scores.csv").read_text()
+    assert 'say ""é""' in scores and (tmp_path / "utf8.scores.csv").read_text() == scores
+    aucs = [
+        inside("eval", "run", "--input", f"{name}.csv", *more, "--json").result["auc"]
+        for name, more in (("windows", ()), ("utf8", ("data.encoding=utf-8",)))
+    ]
+    assert aucs[0] == aucs[1]
 
 
 @pytest.mark.full

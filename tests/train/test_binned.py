@@ -98,3 +98,25 @@ def test_what_cannot_be_measured_is_refused_with_its_place(kind):
         kind().add([2, 1], [0.0, 1.0], [1, 1], first=6)
     with pytest.raises(DataError, match=r"weight of sample 7 is -1"):
         kind().add([0, 1], [0.0, 1.0], [1, -1], first=6)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e160])
+def test_weights_whose_products_leave_the_range_of_floats_change_no_measure(scale):
+    """A measure is a ratio: that of the same weights near 1 is the truth."""
+    rng = np.random.default_rng(0)
+    labels, logits = rng.integers(0, 2, 200).astype(np.float64), rng.normal(0, 2, 200)
+    weights, groups = rng.integers(1, 4, 200).astype(np.float64), rng.integers(0, 5, 200)
+    for bins in (1, 40, 2**20):
+        true, got = (fill(Binned(bins), labels, logits, w, 70) for w in (weights, weights * scale))
+        assert got == pytest.approx(true, rel=1e-12)
+    true, got = (measures.evaluate(labels, logits, w) for w in (weights, weights * scale))
+    assert got == pytest.approx(true, rel=1e-12)
+    # Of groups each for itself: those of even number alone have such weights.
+    mixed = np.where(groups % 2, weights, weights * scale)
+    of_each = [auc.auc(labels[groups == g], logits[groups == g], weights[groups == g]) for g in range(5)]
+    assert auc.group_aucs(labels, logits, groups, mixed)[1] == pytest.approx(of_each, rel=1e-12)
+
+
+def test_a_class_that_outweighs_the_other_beyond_floats_has_no_normalized_entropy():
+    columns = np.array([1.0, 0.0]), np.array([1.0, -1.0]), np.array([1e-323, 1e300])
+    assert math.isnan(measures.evaluate(*columns)["ne"]) and math.isnan(fill(Binned(40), *columns, 1)["ne"])

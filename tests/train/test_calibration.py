@@ -56,6 +56,8 @@ def test_weights_count():
     # Bins of equal weight: the first sample alone has half of all.
     counts = histogram([0, 1, 0, 1], [0.2, 0.4, 0.6, 0.8], [3, 1, 1, 1])
     assert [point["weight"] for point in curve(counts, 2, "quantile")] == [3, 3]
+    small = histogram([0, 1, 0, 1], [0.2, 0.4, 0.6, 0.8], [3e-305, 1e-305, 1e-305, 1e-305])
+    assert [point["samples"] for point in curve(small, 2, "quantile")] == [1, 3]
     assert curve(histogram([0, 1], [0.2, 0.4], [0, 0]), 5, "quantile") == []
     assert math.isnan(expected_error([]))
 

@@ -2,6 +2,8 @@
 
 import itertools
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,34 @@ def test_the_first_signal_saves_and_the_same_call_goes_on(config, tmp_path, monk
         line["loss"] for line in lines_of(tmp_path / "whole", "train")
     ]
     assert_same_arrays(arrays(tmp_path / "run", STEPS), arrays(tmp_path / "whole", STEPS))
+
+
+def test_sigterm_ends_a_loop_over_runs(preset, tmp_path):
+    """As a program has it that takes what recjax refuses for a run without a result, and goes on."""
+    program = f"""
+import signal, recjax
+from recjax.errors import RecjaxError
+from recjax.train.trainer import Trainer
+train_step, steps = Trainer.train_step, []
+def stopped_in_step_4(*arguments):
+    steps.append(None)
+    if len(steps) == 4:
+        signal.raise_signal(signal.SIGTERM)
+    return train_step(*arguments)
+Trainer.train_step = stopped_in_step_4
+for seed in (1, 2):
+    try:
+        recjax.fit(recjax.load({str(preset)!r}, "train.steps={STEPS}", f"seed={{seed}}"), f"{tmp_path}/{{seed}}")
+    except RecjaxError as error:
+        print("refused", error)
+    except Exception as error:
+        print("failed", error)
+print("after the loop")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (StoppedError.exit_status, ""), done.stderr
+    assert "its checkpoint is complete. Make the same call to go on" in done.stderr and "Traceback" not in done.stderr
+    assert kept(tmp_path / "1") and not (tmp_path / "2").exists()
 
 
 def test_a_second_interrupt_raises_at_once(config, tmp_path, monkeypatch):

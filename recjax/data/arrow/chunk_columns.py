@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -12,11 +12,13 @@ import numpy as np
 from recjax.data.arrow import convert, time_parts
 from recjax.data.arrow.convert import Kind
 from recjax.data.arrow.roles import ColumnSpec
+from recjax.data.arrow.scan import Form
 from recjax.data.prepare import short_text
 from recjax.data.prepare.chunk import Coded
 from recjax.data.prepare.coding import codes_dtype, placed
 from recjax.data.prepare.dense_columns import FLOAT32, fits_float32
 from recjax.data.prepare.ids import stable_hash
+from recjax.data.text.fields import is_utf8
 
 _JOINT = b"*"  # between the values of a cross
 
@@ -212,11 +214,26 @@ def first(faults: Sequence[Fault], arrays: Mapping[str, Any]) -> tuple[int, Faul
 
 
 def shown(value: Any) -> str:
-    """An Arrow value as an error message shows it."""
+    """An Arrow value as an error message shows it; of text that is not UTF-8 the bytes."""
     value = value.as_py()
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "backslashreplace")
+    if isinstance(value, bytes) and is_utf8(value):
+        value = value.decode()
     return "null" if value is None else repr(value)[:80]
+
+
+def encoding_hint(value: Any, form: Form | None, option: Callable[[str, str], str]) -> str:
+    """A sentence, after a blank, on what to do about an Arrow value of a text file that is not UTF-8; else "".
+
+    Args:
+      value: the value, or a list of some.
+      form: the format of the file that it was read from; None if that is of no table.
+      option: writes a setting as it is given, from its name and value.
+    """
+    value = value.as_py()
+    texts = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, bytes)]
+    if form != "csv" or all(map(is_utf8, texts)):
+        return ""
+    return f" If the file is in another encoding than UTF-8, name it: {option('encoding', 'cp1252')}."
 
 
 def sliced(arrays: Mapping[str, Any], keep: np.ndarray) -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import math
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -13,6 +16,8 @@ from recjax.data.prepare.ids import stable_hash
 
 COUNTED_ROWS = 2**20  # distinct values are counted within the first so many rows
 
+_NEARLY_ALL = 0.95  # share of distinct values
+_NUMBERS: set[Kind] = {"integer", "float"}
 _LOOKED_AT = 1000  # values of each array that may look like dates
 _DAY = "(0?[1-9]|[12][0-9]|3[01])"  # or a month
 _DATE = "|".join(
@@ -33,6 +38,38 @@ IN_WORDS = {
 _ORDER: tuple[Kind, ...] = ("none", "boolean", "integer", "unsigned", "float")  # each can hold the ones before it
 
 
+@dataclasses.dataclass(frozen=True)
+class ValueType:
+    """The type of the values of a column, as a file has it.
+
+    Attributes:
+      kind: of the values; of lists, of their entries.
+      lists: whether they are lists.
+    """
+
+    kind: Kind
+    lists: bool = False
+
+    @classmethod
+    def of_field(cls, field: Any) -> Self:
+        """The type of the values of a field of an Arrow schema."""
+        import pyarrow as pa
+
+        array = convert.plain(pa.array([], field.type))
+        if convert.is_list(array):
+            return cls(convert.kind_of(convert.bags(array)[0]), lists=True)
+        return cls(convert.kind_of(array))
+
+    def joins(self, other: Self, cut: bool) -> bool:
+        """Returns whether values of both can be in one column; with `cut`, text is cut into lists."""
+        kinds = {self.kind, other.kind} - {"none"}
+        alike = len(kinds) < 2 or kinds <= set(_ORDER)
+        return alike and (cut or "none" in (self.kind, other.kind) or self.lists == other.lists)
+
+    def __str__(self) -> str:
+        return f"lists of {IN_WORDS[self.kind]}" if self.lists else IN_WORDS[self.kind]
+
+
 class ColumnProfile:
     """One column, whose arrays are added one after the other.
 
@@ -46,6 +83,7 @@ class ColumnProfile:
       most: the greatest one.
       counted_rows: rows in which distinct values were counted.
       date: of text that looks like dates all over, one of them; else "".
+      unread: of text that may be numbers, the first value that is none in the file, and its row in words; else None.
     """
 
     def __init__(self, separator: str = "", csv: bool = False) -> None:
@@ -66,6 +104,9 @@ class ColumnProfile:
         self._seen = np.zeros(0, np.uint64)
         self.counted_rows = 0
         self.date, self._dates = "", True
+        self._number_like = np.zeros(0, np.uint64)  # of those seen
+        self._rarely_numbers = False
+        self.unread: tuple[str, str] | None = None
 
     @classmethod
     def known(cls, kind: Kind, rows: int, missing: bool) -> Self:
@@ -101,8 +142,20 @@ class ColumnProfile:
         """Distinct values within `counted_rows`."""
         return len(self._seen)
 
-    def add(self, array: Any, count: bool = False) -> None:
-        """Takes in the values of further rows; counts distinct ones if asked to."""
+    @property
+    def mostly_numbers(self) -> int:
+        """Count of distinct texts that are meant as numbers, where nearly all are, and one is not read; else 0."""
+        like = len(self._number_like)
+        return like if self.kind == "text" and self.unread is not None and like >= _NEARLY_ALL * self.distinct else 0
+
+    def add(self, array: Any, count: bool = False, where: Callable[[int], str] = "row {}".format) -> None:
+        """Takes in the values of further rows.
+
+        Args:
+          array: the values.
+          count: whether distinct ones are counted.
+          where: says in words where a row of these is.
+        """
         array = convert.plain(array)
         self.rows += len(array)
         if convert.is_list(array) or self._separator and convert.kind_of(array) == "text":
@@ -120,7 +173,10 @@ class ColumnProfile:
             present = len(numbers)
             self._extremes(numbers)
         elif found == "text":
+            read = bool(self._looks & _NUMBERS)
             present = self._add_text(array)
+            if count and not self.lists and not self._looks & _NUMBERS:
+                self._note_numbers(array, read, where)
         else:
             present = len(array) - array.null_count
         self.missing += len(array) - present
@@ -142,6 +198,24 @@ class ColumnProfile:
         if self._looks:
             self._look(values.filter(_mask(~empty & ~words)))
         return int(occurrences[~empty].sum())
+
+    def _note_numbers(self, array: Any, read: bool, where: Callable[[int], str]) -> None:
+        """Takes in text that may be numbers; `read`: whether all before was read as such."""
+        self._number_like = self._seen if read else self._number_like
+        self._rarely_numbers |= len(self._number_like) < len(self._seen) / 2
+        if self._rarely_numbers:
+            return
+        values, at = convert.distinct(array)
+        like, unread = convert.number_like(values)
+        if not self._csv:  # where a number would not be text; but an id may be
+            unread |= ~convert.matches(values, convert.INTEGER) & ~convert.missing(values, "float")
+        if self.rows <= COUNTED_ROWS:
+            self._number_like = np.union1d(self._number_like, _hashes(values.filter(_mask(like)), "text"))
+        rows = np.append(unread, False)[at]
+        if self.unread is None and rows.any():
+            row = int(np.argmax(rows))
+            value = values[int(at[row])].as_py()
+            self.unread = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value, where(row)
 
     def _note_dates(self, values: Any) -> None:
         """Takes in some of the text that may be dates."""
@@ -192,8 +266,7 @@ class ColumnProfile:
         if "float" in self._looks:
             numbers, wrong = convert.numbers(words)
             named = pc.any(pc.match_substring_regex(words, "(?i)^(true|false)$")).as_py()
-            zeros = pc.any(pc.match_substring_regex(words, "^[-+]?0[0-9]")).as_py()  # which no number would give back
-            if wrong is not None or zeros or named:
+            if wrong is not None or convert.padded(words).any() or named:
                 self._looks.discard("float")
             elif "integer" not in self._looks:  # whose extremes are exact
                 self._extremes(numbers)
@@ -210,8 +283,14 @@ def _mask(keep: np.ndarray) -> Any:
 def _hashes(array: Any, kind: Kind) -> np.ndarray:
     """Hashes of the values that are there, each once; uint64."""
     if kind in ("text", "integer", "unsigned", "boolean"):
-        keys, _ = convert.code(array, "text" if kind == "text" else "unsigned" if kind == "unsigned" else "integer")
-        return stable_hash(keys.values)
+        keys, wrong = convert.code(array, "text" if kind == "text" else "unsigned" if kind == "unsigned" else "integer")
+        hashes = stable_hash(keys.values)
+        if wrong is None or kind != "text":
+            return hashes
+        # What can be no key is a value all the same: the reader names its row, if the column becomes a feature.
+        others = convert.distinct(convert.decoded(array).filter(_mask(wrong)))[0].cast("binary").to_pylist()
+        digests = b"".join(hashlib.blake2b(value, digest_size=8).digest() for value in others)
+        return np.union1d(hashes, np.frombuffer(digests, np.uint64))
     if kind == "none":
         return np.zeros(0, np.uint64)
     numbers = convert.numbers(array)[0]

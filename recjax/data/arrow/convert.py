@@ -23,6 +23,8 @@ MOST_BYTES = 1024  # of a text that is an id
 EXACT = 2**53  # beyond it floats leave integers out
 NO_NUMBER = (b"", b"NaN", b"nan", b"NA", b"N/A", b"null", b"NULL", b"None")  # where numbers stand in text
 INTEGER = r"^(0|-?[1-9][0-9]{0,19})$"  # which gives its own text back; up to 2^64
+_PADDED = "^[-+]?0[0-9]"  # which no number would give back
+_COMMA = r"^[-+]?([0-9]+,[0-9]+|[0-9]{1,3}([.,][0-9]{3})+([.,][0-9]+)?)$"  # 3,50 or 1.234,50
 _SHORT = "^-?[0-9]{1,18}$"  # what fits into 64 bits for certain
 _NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,3})?$"
 _WHOLE = re.compile(rb"([-+]?[0-9]+)(?:\.0*)?")  # as pandas writes integers of a column in which some are missing
@@ -166,12 +168,14 @@ def code(array: Any, kind: Kind) -> tuple[Coded, np.ndarray | None]:
 
 def _texts(values: Any, _: Kind) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Keys of distinct values as text, S [D]; which of them can be keys, and which are missing: bool [D]."""
+    import pyarrow as pa
+
     kind = kind_of(values)
     none = missing(values, "text")
     if kind == "text" and (keys := _fine_texts(values)) is not None:
         return keys, np.ones(len(keys), bool), none
     if kind == "text":
-        texts = [v if isinstance(v, bytes) else v.encode() for v in values.to_pylist()]
+        texts = values.cast(pa.binary()).to_pylist()
         fine = np.array([len(v) <= MOST_BYTES and b"\0" not in v and is_utf8(v) for v in texts], bool)
     elif kind in ("integer", "unsigned", "boolean", "float"):
         texts = [_written(v).encode() for v in values.to_pylist()]
@@ -289,6 +293,32 @@ def numbers(array: Any, kind: Kind = "float") -> tuple[np.ndarray, np.ndarray | 
     given = np.append(np.where(fine & ~none, given, np.nan), np.nan)  # the last is of null, whose index is -1
     wrong = np.append(~fine & ~none, False)[at]
     return given[at], wrong if wrong.any() else None
+
+
+def number_like(values: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Marks texts, bool [D] each: those that people mean as numbers; and those that no number is read from.
+
+    Meant as one, and not read, is a number with a decimal comma or with marks between thousands. A code that begins
+    with 0 is not meant as one, and is not read. What stands for a missing number is meant as one, and read.
+    """
+    import pyarrow.compute as pc
+
+    text = pc.utf8_trim_whitespace(_as_string(values))
+    _, wrong = numbers(values)
+    unread = padded(values) if wrong is None else wrong | padded(values)
+    return ~unread | matches(text, _COMMA) & ~padded(values), unread
+
+
+def padded(values: Any) -> np.ndarray:
+    """Marks texts that begin with a 0 which a number would not: bool [D]."""
+    return matches(values, _PADDED)
+
+
+def matches(values: Any, pattern: str) -> np.ndarray:
+    """Marks texts that a pattern matches: bool [D]."""
+    import pyarrow.compute as pc
+
+    return _booleans(pc.match_substring_regex(values, pattern))
 
 
 def times(values: Any) -> tuple[np.ndarray, np.ndarray]:

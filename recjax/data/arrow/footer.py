@@ -57,7 +57,7 @@ def _of_file(metadata: Any, schema: Any, name: str, role: str) -> tuple[convert.
         if kind == "text" and facts.null_count < column.num_values:
             if not facts.has_min_max:
                 return None
-            missing |= len(facts.min) == 0
+            missing |= len(facts.min_raw) == 0  # of text that is not UTF-8, too
     return kind, missing
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from recjax.data.arrow import chunk_columns, convert, row_filter, scan
 from recjax.data.arrow.row_filter import Condition
 from recjax.data.arrow.scan import TableFile
+from recjax.data.arrow.wording import Wording
 from recjax.errors import DataError
 
 
@@ -74,9 +75,11 @@ def _filtered(piece: Piece, names: Sequence[str], conditions: Sequence[Condition
     if bad is not None:
         condition, wrong = bad
         row = int(np.argmax(wrong))
+        value = convert.plain(arrays[condition.column])[row]
+        hint = chunk_columns.encoding_hint(value, piece.file.form, Wording.COMMAND.option)
         raise DataError(
-            f"{piece.where(row)}: column {condition.column!r} is {chunk_columns.shown(arrays[condition.column][row])}, "
-            f"not {condition.asked} that the condition {condition.text} could compare. Correct the value, or leave "
+            f"{piece.where(row)}: column {condition.column!r} is {chunk_columns.shown(value)}, not {condition.asked} "
+            f"that the condition {condition.text} could compare.{hint} Correct the value, or leave "
             f"such rows out by a condition before this one, such as {condition.column}!=VALUE,{condition.text}."
         )
     batch = piece.batch.select(list(names))

@@ -26,14 +26,31 @@ class Proposal:
       role: the role.
       why: for people.
       date: of text ids that look like dates, one of them; else "".
+      numbers: of text nearly all of whose values look like numbers, a sentence on the first that is none; else "".
     """
 
     role: Role
     why: str
     date: str = ""
+    numbers: str = ""
 
 
 def propose(name: str, profile: ColumnProfile) -> Proposal:
+    """The role that a column most likely has, why, and whether it may have been meant as numbers."""
+    proposal = _propose(name, profile)
+    like = 0 if _NAMED_ID.search(name) else profile.mostly_numbers
+    if not like or profile.unread is None:
+        return proposal
+    value, row = profile.unread
+    so = "the column is left out" if proposal.role == "skip" else "each value is an id"
+    said = (
+        f"{name} is text, although {like:,} of its {profile.distinct:,} values look like numbers; the first that is "
+        f"none in the file is {value[:80]!r} ({row}). So {so}"
+    )
+    return dataclasses.replace(proposal, numbers=said)
+
+
+def _propose(name: str, profile: ColumnProfile) -> Proposal:
     """The role that a column most likely has, and why.
 
     Text, booleans, and integers that look like names of things are ids; other numbers are dense; lists of numbers with
@@ -108,6 +125,12 @@ def to_text(proposals: Mapping[str, Proposal], given: Sequence[str] = (), wordin
                 f"warning: {name} is text that looks like dates ({one.date}), so that each is an id. Written as "
                 f"2026-01-31 (ISO 8601), {with_role(name, 'time:weekday')} makes their weekday, and "
                 f"{with_role(name, 'dense')} a number; {with_role(name, 'skip')} leaves them out"
+            )
+        if one.numbers:
+            more.append(
+                f"warning: {one.numbers}. Correct such values, written as 3.50 without marks between thousands, or "
+                f"leave their rows out ({wording.option('where', f'{name}!=VALUE')}): then "
+                f"{option(f'auto,{name}:dense')} makes it a number. If ids are right, say {option(f'auto,{name}:id')}"
             )
     asked = f"to have it otherwise, start from {option(taken)}"
     return "\n".join([f"{option(AUTO)} takes the columns so:", *lines, asked, *more])

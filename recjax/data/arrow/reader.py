@@ -12,7 +12,7 @@ import numpy as np
 
 from recjax.data import batch
 from recjax.data.arrow import chunk_columns, convert, footer, pieces, roles, scan, splits
-from recjax.data.arrow.column_profile import ColumnProfile
+from recjax.data.arrow.column_profile import ColumnProfile, ValueType
 from recjax.data.arrow.label import LabelProfile
 from recjax.data.arrow.labels import Labels, LabelsProfile, describe
 from recjax.data.arrow.pieces import Piece
@@ -132,8 +132,10 @@ class TableReader:
                 faults.append(chunk_columns.Fault(self._choices.label.column, wrong, "not a label of 0 or 1"))
         if first := chunk_columns.first(faults, arrays):
             at, fault, what = first
+            value = convert.plain(arrays[fault.column])[at]
+            hint = chunk_columns.encoding_hint(value, held[0].file.form, self._choices.wording.option)
             raise DataError(
-                f"{pieces.where(held)(at)}: {what}. Correct the value, or give the column another role "
+                f"{pieces.where(held)(at)}: {what}.{hint} Correct the value, or give the column another role "
                 f"({roles.in_shell(fault.column, 'skip')} leaves it out)."
             )
         return Chunk(
@@ -160,7 +162,8 @@ class TableReader:
         choices = self._choices
         option = choices.wording.option
         first = self._files[0][0]
-        self._names = scan.schema(first).names
+        schema = scan.schema(first)
+        self._names = schema.names
         named = {
             "label": choices.label.column,
             "time": choices.time if choices.split.way in ("time", "last") else "",
@@ -197,8 +200,10 @@ class TableReader:
             judged.append(named["group"])  # a group is known before its rows, as a user is
         self._used = used
         everything = [*judged, *(name for _, name in of_columns), *used, *(name for _, name in of_filter)]
+        features = {name: asked[name].role if name in asked else "" for name in [*judged, *(n for _, n in of_columns)]}
         for file, _ in self._files[1:]:
-            names = scan.schema(file).names
+            there = scan.schema(file)
+            names = there.names
             if absent := [name for name in everything if name not in names]:
                 raise DataError(
                     f"{file} has no column {absent[0]!r}, but {first} has. All files need the same columns."
@@ -208,6 +213,13 @@ class TableReader:
                     f"{file} has a column {more[0]!r}, but {first} has none. Give all files the same columns, or name "
                     f"those that are to be used: {option('columns', 'user:id,price:dense')}."
                 )
+            for name, role in features.items():
+                types = [ValueType.of_field(each.field(name)) for each in (schema, there)]
+                if role != "skip" and not types[0].joins(types[1], role == "jagged"):
+                    raise DataError(
+                        f"column {name!r} holds {types[0]} in {first}, but {types[1]} in {file}, which cannot be one "
+                        f"feature. Write the column alike in all files, or leave it out: {name}:skip."
+                    )
         return [name for name in self._names if name in judged]
 
     def _listed(self) -> str:
@@ -237,7 +249,7 @@ class TableReader:
                 continue
             arrays = {name: convert.plain(piece.batch[name]) for name in piece.batch.schema.names}
             for name, profile in profiles.items():
-                profile.add(arrays[name], count=name in judged)
+                profile.add(arrays[name], name in judged, piece.where)
             if several is None:
                 label.add(arrays[self._choices.label.column], piece.where)
             else:

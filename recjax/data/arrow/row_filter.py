@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from recjax.data.arrow import convert
+from recjax.data.text.fields import is_utf8
 from recjax.errors import ConfigError
 from recjax.settings import items
 
@@ -68,7 +69,10 @@ class Condition:
             return np.asarray(_ORDER[self.compare](numbers, bound)), wrong
         values, at = convert.distinct(array)
         found = np.append([self._is_one(value.as_py()) for value in values], "" in self.values).astype(bool)[at]
-        return found if self.compare == "=" else ~found, None
+        wrong = None
+        if not all(map(str.isascii, self.values)):  # which text in another encoding has, too, in other bytes
+            wrong = np.append([_is_no_text(value.as_py()) for value in values], False).astype(bool)[at]
+        return found if self.compare == "=" else ~found, wrong
 
     def _is_one(self, value: Any) -> bool:
         if isinstance(value, datetime.date):  # or a datetime, which is one too
@@ -86,6 +90,8 @@ class Condition:
     @property
     def asked(self) -> str:
         """Description of the values for which the condition means anything."""
+        if self.compare not in _ORDER:
+            return "text in UTF-8"
         bound = _bound(self.values[0])
         return "a time" if bound and bound[1] else "a number"
 
@@ -138,6 +144,10 @@ def kept(
             bad = condition, wrong & keep
         keep &= holds
     return keep, bad
+
+
+def _is_no_text(value: Any) -> bool:
+    return isinstance(value, bytes) and not is_utf8(value)
 
 
 def _one(value: Any) -> Any:

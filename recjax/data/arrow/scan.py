@@ -5,8 +5,10 @@ pyarrow is imported inside the functions, for it is slow to load.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import dataclasses
+import encodings.aliases
 import glob
 import os
 import re
@@ -31,8 +33,10 @@ FORMS: dict[str, Form] = {
     ".arrow": "arrow",
     ".ipc": "arrow",
 }
+_NAMES: dict[Form, str] = {"parquet": "Parquet", "orc": "ORC", "csv": "CSV", "arrow": "Arrow"}
 PACKED = (".gz", ".bz2", ".zst")  # of CSV; the others compress inside
 DELIMITERS = ",\t;|"  # that a first line is searched for
+UTF_8 = "utf-8"
 _NEEDS = "Parquet (.parquet), ORC (.orc), CSV (.csv, .tsv, also .gz) or Arrow (.feather, .arrow)"
 _BLOCK_BYTES = 2**23  # of a CSV file, cut at a time
 _BATCH_ROWS = 2**16
@@ -49,22 +53,24 @@ class TableFile:
       form: its format.
       delimiter: between the fields of a CSV file; "": as the first line has it.
       title: what messages call it; "": its path.
+      encoding: of the text of a CSV file.
     """
 
     path: Path
     form: Form
     delimiter: str = ""
     title: str = ""
+    encoding: str = UTF_8
 
     def __str__(self) -> str:
         return self.title or str(self.path)
 
 
-def find(source: str | os.PathLike[str], delimiter: str = "") -> list[TableFile]:
+def find(source: str | os.PathLike[str], delimiter: str = "", encoding: str = UTF_8) -> list[TableFile]:
     """The files that a path means, by name: a file, all files of a folder and of those in it, or a pattern (* ? []).
 
     Raises:
-      ConfigError: a name of no known format.
+      ConfigError: a name of no known format, or an encoding of files that are no text.
       DataError: there is none, or they are of several formats.
     """
     text = os.fspath(source)
@@ -95,7 +101,12 @@ def find(source: str | os.PathLike[str], delimiter: str = "") -> list[TableFile]
             )
         if not path.is_file():
             raise DataError(f"{path} is no regular file. Give {_NEEDS}.")
-        files.append(TableFile(path, form, delimiter))
+        if form != "csv" and encoding != UTF_8:
+            raise ConfigError(
+                f"encoding={encoding} is of CSV, and {path} is no text file: text in {_NAMES[form]} is UTF-8 always. "
+                "Leave the encoding out."
+            )
+        files.append(TableFile(path, form, delimiter, encoding=encoding))
     if len({file.form for file in files}) > 1:
         raise DataError(f"{text} means files of several formats, {files[0].path} and others. Give one format.")
     return files
@@ -183,11 +194,11 @@ def batches(file: TableFile, columns: Sequence[str]) -> Iterator[Any]:
             reader = pq.ParquetFile(stream, metadata=probe.metadata, read_dictionary=texts)
             # In the caller's thread, and many rows at once: each batch has dictionaries of its own.
             for batch in reader.iter_batches(_PARQUET_ROWS, columns=columns, use_threads=False):
-                yield batch.select(columns)
+                yield _bytes_where_no_text(batch.select(columns))
         elif file.form == "orc":
             stripes = _orc(stream)
             for number in range(stripes.nstripes):  # a stripe is what ORC can read alone, some 64 MiB
-                stripe = stripes.read_stripe(number, columns=columns).select(columns)
+                stripe = _bytes_where_no_text(stripes.read_stripe(number, columns=columns).select(columns))
                 for start in range(0, stripe.num_rows, _BATCH_ROWS):
                     yield stripe.slice(start, _BATCH_ROWS)
         elif file.form == "arrow":
@@ -200,6 +211,25 @@ def batches(file: TableFile, columns: Sequence[str]) -> Iterator[Any]:
                     yield batch.slice(start, _BATCH_ROWS).select(columns)
         else:
             yield from _rows_of_csv(file, stream, columns, last)
+
+
+def _bytes_where_no_text(batch: Any) -> Any:
+    """The same rows, with strings that are not UTF-8, which no reader looks for, as bytes: then their row is named."""
+    import pyarrow as pa
+
+    def as_bytes(kind: Any) -> Any:
+        if pa.types.is_list(kind):
+            return pa.list_(as_bytes(kind.value_type))
+        return pa.binary() if _is_text(kind) else kind
+
+    for number, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
+        words = column.dictionary if pa.types.is_dictionary(column.type) else column
+        try:
+            words.validate(full=True)
+        except pa.ArrowInvalid:
+            column = column.dictionary_decode() if words is not column else column
+            batch = batch.set_column(number, name, column.cast(as_bytes(column.type)))
+    return batch
 
 
 def _is_text(kind: Any) -> bool:
@@ -244,7 +274,8 @@ def _csv(file: TableFile, stream: Any, columns: Sequence[str] = ()) -> Any:
     import pyarrow.csv as csv
 
     parse = csv.ParseOptions(delimiter=file.delimiter, newlines_in_values=True)
-    read = csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES)  # with threads a line has no number
+    # With threads a line has no number.
+    read = csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, encoding=file.encoding)
     wanted = list(dict.fromkeys(columns))
     convert = csv.ConvertOptions(
         check_utf8=False,  # convert.py says where text is not UTF-8
@@ -265,8 +296,46 @@ def _with_delimiter(file: TableFile) -> TableFile:
     if file.form != "csv" or file.delimiter:
         return file
     with _reading(file), _opened(file) as stream:
-        first = stream.read(2**16).partition(b"\n")[0].decode("utf-8", "replace")
+        first = stream.read(2**16).decode(file.encoding, "replace").partition("\n")[0]
     return dataclasses.replace(file, delimiter=max(DELIMITERS, key=first.count))
+
+
+def encoding_named(name: str) -> str:
+    """The usual name of an encoding of text, in whichever way Python knows it.
+
+    Raises:
+      ConfigError: there is none, with names that are near.
+    """
+    if _is_encoding(name):
+        return codecs.lookup(name).name
+    aliases = encodings.aliases.aliases.items()
+    known = sorted({each.replace("_", "-") for pair in aliases for each in pair if _is_encoding(each)})
+    raise ConfigError(
+        f"encoding: there is no encoding {name!r:.80}.{did_you_mean(name, known)} Some are utf-8, cp1252 (of Windows), "
+        "latin-1, utf-16, shift-jis and gb18030."
+    )
+
+
+def _is_encoding(name: str) -> bool:
+    try:
+        "".encode(name)  # refuses what turns bytes into bytes, such as bz2
+    except (LookupError, ValueError):
+        return False
+    return True
+
+
+def _first_wrong_line(file: TableFile) -> int:
+    """The number, from 1, of the first line of a CSV file that is no text in its encoding."""
+    decoder, line = codecs.getincrementaldecoder(file.encoding)(), 1
+    with _opened(file) as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            try:
+                line += decoder.decode(block).count("\n")
+            except UnicodeDecodeError as error:
+                return line + error.object[: error.start].decode(file.encoding, "replace").count("\n")
+            except UnicodeError:  # of UTF-16 without a byte order mark
+                break
+    return line
 
 
 @contextlib.contextmanager
@@ -299,13 +368,13 @@ def _reading(file: TableFile) -> Iterator[None]:
                 f"{file}:{line[1]}: the line has {line[3]} field(s), but the header {line[2]}: {line[4][:80]!r}. "
                 "Mend the line; a field that holds the delimiter must stand in double quotes."
             ) from None
-        if isinstance(error, UnicodeDecodeError):
-            raise DataError(f"{file} is not UTF-8 text ({error}). Save it as UTF-8.") from None
-        what = {"parquet": "Parquet", "orc": "ORC", "csv": "CSV", "arrow": "Arrow"}[file.form]
-        raise DataError(
-            f"{file} cannot be read as {what} ({' '.join(str(error).split())[:200].rstrip('.')}). Write or copy it "
-            "again."
-        ) from None
+        if isinstance(error, UnicodeError):
+            raise DataError(
+                f"{file}:{_first_wrong_line(file)}: the line is no text in {file.encoding} ({error}). Name the "
+                "encoding that the file has, such as encoding=cp1252, or mend the line."
+            ) from None
+        what = " ".join(str(error).split())[:200].rstrip(".")
+        raise DataError(f"{file} cannot be read as {_NAMES[file.form]} ({what}). Write or copy it again.") from None
     except OSError as error:
         if error.errno is None:  # Arrow's, of the content
             what = " ".join(str(error).split())[:200].rstrip(".")

@@ -42,13 +42,17 @@ class PathConfig(Protocol):
 def options_of(config: PathConfig) -> dict[str, Any]:
     """Returns the settings that shape the prepared data: JSON values by dotted key, all but where data are.
 
-    Settings that came later, `later` of a config's class, are among them only where they ask for something.
+    Settings that came later, `later` of a config's class, are among them only where they are not the defaults.
     """
     options = {key: value for key, value in settings.flatten(config).items() if key not in ("kind", *_PLACES)}
-    for name in getattr(type(config), "later", ()):
-        if not options[name]:
-            del options[name]
-    return dict(json.loads(json.dumps(options)))  # tuples as lists, as they come back from a manifest
+    options = dict(json.loads(json.dumps(options)))  # tuples as lists, as they come back from a manifest
+    return {key: value for key, value in options.items() if later_options(config).get(key, ()) != value}
+
+
+def later_options(config: PathConfig) -> dict[str, Any]:
+    """The settings that came later, by dotted key, with their defaults: JSON values."""
+    defaults = settings.flatten(type(config)())
+    return dict(json.loads(json.dumps({name: defaults[name] for name in getattr(type(config), "later", ())})))
 
 
 def open_as(config: PathConfig) -> PreparedSource:
@@ -128,7 +132,7 @@ def check_options(config: PathConfig, source: PreparedSource) -> None:
     Raises:
       DataError: naming the option and both values.
     """
-    later: dict[str, Any] = {name: [] for name in getattr(type(config), "later", ())}
+    later = later_options(config)
     # Data that were prepared before an option came lack it: they are what its default makes.
     made_with = options_of(type(config)()) | later | source.about.get("options", {})
     for name, value in (later | options_of(config)).items():

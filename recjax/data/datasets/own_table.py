@@ -37,7 +37,7 @@ class Table:
     """Config of tables of one's own."""
 
     kind: ClassVar[str] = "table"
-    later: ClassVar[tuple[str, ...]] = ("where",)  # not in the options of data that were prepared before it came
+    later: ClassVar[tuple[str, ...]] = ("where", "encoding")  # not in the options of data from before they came
 
     path: str = ""  # folder of prepared data; empty: those of `from`, prepared once into the cache folder
     from_: str = ""  # a file, a folder of files or a pattern of names: Parquet, ORC, CSV or Arrow
@@ -60,6 +60,7 @@ class Table:
     validation: str = ""  # files that validate, as `from`; empty: rows of `from` do
     test: str = ""  # files that are the test, as `from`; empty: rows of `from` are
     delimiter: str = ""  # delimiter of CSV; empty: comma, tab, semicolon or bar, as the first line has it
+    encoding: str = scan.UTF_8  # encoding of CSV, by its name in Python: utf-8, cp1252, latin-1, utf-16, shift_jis, ...
     ids: Frequency | Hash | Modulo = Frequency()  # mapping of values to rows of tables
     dense: DenseTransform = "standard"  # transform of the dense columns; see recjax.data.prepare.dense_columns
     missing_indicators: bool = False  # as many dense columns more: 1 where the value is missing
@@ -67,6 +68,7 @@ class Table:
 
     def __post_init__(self) -> None:
         check_ranges(self, split_seed=(0, 2**32 - 1))
+        object.__setattr__(self, "encoding", scan.encoding_named(self.encoding))  # by one name, as options are compared
         _, asked = roles.parse(self.columns)
         row_filter.parse(self.where)
         if not isinstance(self.ids, Frequency) and any(each.min_count > 1 for each in asked.values()):
@@ -219,13 +221,15 @@ def prepare_object(
         for split, table in given.items():
             title = "the table" if split == "train" else f"the {split} table"
             files[split] = [spool(table, folder / f"{split}.arrow", title)]
-        files |= {split: scan.find(getattr(config, split), config.delimiter) for split in config.apart}
+        files |= {split: scan.find(getattr(config, split), config.delimiter, config.encoding) for split in config.apart}
+        if not config.apart and config.encoding != scan.UTF_8:
+            raise ConfigError(f"encoding={config.encoding} is of CSV files, and the table is none. Leave it out.")
         return prepare_table(config, open_files(config, files, Wording.PYTHON), place, overwrite=overwrite)
 
 
 def _files(config: Table, source: str | os.PathLike[str]) -> dict[str, list[TableFile]]:
     places = {"train": source} | {split: getattr(config, split) for split in config.apart}
-    return {split: scan.find(place, config.delimiter) for split, place in places.items()}
+    return {split: scan.find(place, config.delimiter, config.encoding) for split, place in places.items()}
 
 
 def _stem(source: str) -> str:

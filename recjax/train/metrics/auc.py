@@ -62,8 +62,13 @@ def group_aucs(
         return groups, np.zeros(0), np.zeros(0)
     order = np.lexsort((scores, groups))
     groups, scores = groups[order], scores[order]
-    positive_w, negative_w = (weights * labels)[order], (weights * (1 - labels))[order]
+    labels, weights = labels[order], weights[order]
     new_group = np.concatenate(([True], groups[1:] != groups[:-1]))
+    # Those of each group times a power of two, as `baselines.to_unit_scale` does it for all.
+    first_row = np.flatnonzero(new_group)
+    exponents = np.frexp(np.maximum.reduceat(weights, first_row))[1]
+    scaled = np.ldexp(weights, -np.repeat(exponents, np.diff(first_row, append=len(weights))))
+    positive_w, negative_w = scaled * labels, scaled * (1 - labels)
     # Ties first, as in `baselines.auc`; `first_tie` is then where each group begins among them.
     ties = np.flatnonzero(new_group | np.concatenate(([True], scores[1:] != scores[:-1])))
     tie_positives, tie_negatives = np.add.reduceat(positive_w, ties), np.add.reduceat(negative_w, ties)
@@ -74,4 +79,4 @@ def group_aucs(
     positives, negatives = np.add.reduceat(tie_positives, first_tie), np.add.reduceat(tie_negatives, first_tie)
     pairs = positives * negatives
     aucs = np.divide(won, pairs, out=np.full(len(won), np.nan), where=pairs > 0)
-    return groups[new_group], aucs, positives + negatives
+    return groups[new_group], aucs, np.add.reduceat(weights, first_row)

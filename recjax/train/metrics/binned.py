@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from recjax.data.baselines import to_unit_scale
 from recjax.train.metrics import measures
 from recjax.train.metrics.exact_sum import ExactSum
 from recjax.train.metrics.samples import Gather, checked_samples
@@ -66,14 +67,14 @@ class Histogram:
         counting all of them 0 and all of them 1. Nothing is assumed of how logits spread within a bin. The bounds are
         exact but for the rounding of sums in float64, which whole weights do not suffer.
         """
-        positives, negatives = float(self.positives.sum()), float(self.negatives.sum())
-        if positives == 0 or negatives == 0:
+        positives, negatives = to_unit_scale(self.positives), to_unit_scale(self.negatives)
+        pairs = float(positives.sum()) * float(negatives.sum())
+        if not pairs:
             return float("nan"), float("nan")
-        below = np.cumsum(self.negatives) - self.negatives
-        within = self.positives * self.negatives
+        below = np.cumsum(negatives) - negatives
+        within = positives * negatives
         tied = self.lowest == self.highest
-        pairs = positives * negatives
-        decided = float(np.sum(self.positives * below + np.where(tied, within / 2, 0)))
+        decided = float(np.sum(positives * below + np.where(tied, within / 2, 0)))
         return decided / pairs, (decided + float(np.sum(np.where(tied, 0, within)))) / pairs
 
 

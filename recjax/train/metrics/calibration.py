@@ -40,7 +40,7 @@ def curve(histogram: Histogram, bins: int, by: Literal["quantile", "width"]) -> 
     filled = np.flatnonzero(weights)
     weights, positives, expected = weights[filled], histogram.positives[filled], histogram.expected[filled]
     if by == "quantile":
-        share = (np.cumsum(weights) - weights / 2) / max(weights.sum(), 1e-300)
+        share = (np.cumsum(weights) - weights / 2) / (weights.sum() or 1.0)
     else:
         share = expected / weights
     bin_of = np.minimum((share * bins).astype(np.int64), bins - 1)

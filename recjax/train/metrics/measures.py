@@ -50,14 +50,14 @@ def _log_loss(labels_n: Floats, logits_n: Floats, weights_n: Floats) -> float:
 
 def _normalized_entropy(labels_n: Floats, logits_n: Floats, weights_n: Floats) -> float:
     base = entropy(float(np.sum(weights_n * labels_n)), float(np.sum(weights_n * (1 - labels_n))))
-    return float(_log_loss(labels_n, logits_n, weights_n) / base)
+    return _log_loss(labels_n, logits_n, weights_n) / base
 
 
 def _calibration(labels_n: Floats, logits_n: Floats, weights_n: Floats) -> float:
     positives = float(np.sum(weights_n * labels_n))
     if positives == 0:
         return float("nan")
-    return float(np.sum(weights_n * probabilities(logits_n)) / positives)
+    return float(np.sum(weights_n * probabilities(logits_n))) / positives
 
 
 def losses(labels_n: Floats, logits_n: Floats) -> Floats:
@@ -76,4 +76,6 @@ def entropy(positives: float, negatives: float) -> float:
         return float("nan")
     # By the rarer class, so that a rate close to 1 loses no digits.
     rate = min(positives, negatives) / (positives + negatives)
+    if rate == 0:  # one class outweighs the other beyond what floats tell
+        return float("nan")
     return float(-rate * np.log(rate) - (1 - rate) * np.log1p(-rate))
