@@ -88,7 +88,7 @@ def row_values(source: BlockSource, names: Collection[str]) -> dict[str, RowValu
 
 def _values(name: str, map_: IdMap, encoder: Encoder, spec: roles.ColumnSpec | None) -> RowValues:
     feature = next(feature for feature in encoder.features if feature.name == name)
-    rule = feature.values
+    rule: str = feature.values
     if spec is not None and spec.hashed:
         rule += f", hashed to {spec.hashed} rows"
     if spec is not None and spec.edges is not None:
