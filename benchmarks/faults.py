@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support import tables
 from support.commands import arrays, steps_of, write_preset
 
@@ -73,7 +73,7 @@ class Ended:
 
 def start(case: Case, *, before: Callable[[], None] | None = None, prefix: list[str], env: dict[str, str]) -> Any:
     command = [*prefix, sys.executable, "-m", "recjax", *case.arguments]
-    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
