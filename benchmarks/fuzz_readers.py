@@ -92,7 +92,7 @@ def read_many(name: str, seed: int, seconds: float, report: Path) -> None:
     watch()
     outcomes: collections.Counter[str] = collections.Counter()
     failures: dict[str, str] = {}
-    begin, settled, number = time.monotonic(), 0.0, 0
+    settled, number = 0.0, 0
     with tempfile.TemporaryDirectory(prefix="recjax-fuzz-") as folder:
         (Path(folder) / "good").mkdir()
         fuzzing.TARGETS[name].write(Path(folder) / "good")
@@ -100,6 +100,7 @@ def read_many(name: str, seed: int, seconds: float, report: Path) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[0], -1))
         used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
         resource.setrlimit(resource.RLIMIT_AS, (used + ROOM_GIB * 2**30, -1))
+        begin = time.monotonic()
         while (spent := time.monotonic() - begin) < seconds:
             Path(f"{report}.number").write_text(str(number))
             try:

@@ -84,7 +84,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def count_above(text: str, marks: str, most: int) -> int:
-    """How often these characters stand in a JSON text outside of its strings, or 0 if that is at most `most`."""
+    """Counts these characters in a JSON text outside of its strings; returns 0 if they are at most `most`."""
     if sum(map(text.count, marks)) <= most:
         return 0
     plain = _STRING.sub("", text)
@@ -103,7 +103,7 @@ def nested_too_deep(value: Any) -> bool:
 
 
 def _holders(holder: Any) -> list[Any]:
-    """The lists and objects of one."""
+    """Returns the lists and objects in one."""
     values = holder.values() if isinstance(holder, dict) else holder
     return [value for value in values if isinstance(value, (dict, list))]
 

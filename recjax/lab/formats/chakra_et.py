@@ -201,7 +201,7 @@ def _nested(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Meaning:
-    """What the name of a node says of the collectives in it.
+    """Step, phase and scope that the name of a node gives to the collectives in it.
 
     Attributes:
       step: number of the step that it is; None if it is none.

@@ -60,7 +60,7 @@ def load(path: Path) -> bytes:
       DataError: it cannot be read, is no plain file of this folder, is too large, or a damaged gzip file.
     """
     try:
-        if path.resolve().parent != path.parent.resolve() or not path.is_file():
+        if not path.is_file() or path.resolve().parent != path.parent.resolve():  # a link to itself is no file
             raise DataError(f"{path}: not a plain file of this folder. Copy the trace's files into it.")
         size = path.stat().st_size
         if size > MAX_BYTES:

@@ -178,7 +178,7 @@ class _Groups:
         self._known: dict[int, tuple[bool, bool]] = {}
 
     def judge(self, group: tuple[int, ...]) -> tuple[bool, bool]:
-        """Whether the rank is in it, and whether it holds ranks that there are, each once."""
+        """Returns whether the rank is in it, and whether it holds ranks that there are, each once."""
         if id(group) not in self._known:  # the trace holds it meanwhile, so that no other one has its place
             whole = len(set(group)) == len(group) and all(0 <= r < self._world for r in group)
             self._known[id(group)] = self._rank in group, whole

@@ -161,7 +161,7 @@ def read_sweep(path: Path) -> Sweep:
         raise ConfigError(f"--calibration {path}: {reason}. Measure one: {_command('N')}.") from error
     except strict_json.JsonError as error:
         raise DataError(f"{error.at(path)}: {error}. Give what `recjax replay --sweep --out` wrote.") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DataError(
             f"{path} is not what `recjax replay --sweep --out` writes now ({type(error).__name__}: {error}). Measure "
             f"again: {_command('N')}."

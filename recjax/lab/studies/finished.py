@@ -82,7 +82,7 @@ class Finished:
 
 
 def _setup_of(folder: Path, new: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a study's folder says that its results depend on, `new` if it says nothing yet (DataError)."""
+    """Returns what a study's folder says that its results depend on, `new` if it says nothing yet (DataError)."""
     path = folder / SETUP
     if not path.exists():
         return new

@@ -105,6 +105,10 @@ def test_only_plain_files_of_the_folder_are_opened(tmp_path):
     with pytest.raises(DataError, match="not a plain file"):
         read_trace(inside)
     (inside / "0.json").unlink()
+    (inside / "0.json").symlink_to("0.json")
+    with pytest.raises(DataError, match="not a plain file"):
+        read_trace(inside)
+    (inside / "0.json").unlink()
     os.mkfifo(inside / "0.json")  # reading this would wait for ever
     with pytest.raises(DataError, match="not a plain file"):
         read_trace(inside)
