@@ -9,6 +9,7 @@ traceback; and "mended" is yes where the second ended well, with what an undistu
 prepared data and scores bit for bit, and an export of the same files. The full disk is a small tmpfs, and the folder is
 read-only for a process without CAP_DAC_OVERRIDE: both need root. The clock needs libfaketime (Debian: faketime).
 
+Under libfaketime a training stood still after a jump by -24 h in two of three tries: not known whether by libfaketime.
 A limit on addresses may end a process within XLA or BLAS, which abort: then there is no paragraph, and status 134 or 1.
 """
 
