@@ -1,4 +1,4 @@
-"""Which code runs although only a file names it: a run folder's config.json, or a sweep.
+"""Tells which code may run although only a file names it: a run folder's config.json, or a sweep.
 
 Whoever made that file wrote into it what he liked, the hash of any public code included. So code that it names runs by
 itself only if it is known otherwise:

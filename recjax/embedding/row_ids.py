@@ -58,7 +58,7 @@ def _stays_inside(name: str, folder: Path) -> bool:
 
 
 class _NoIds(ValueError):
-    """What is wrong with a file, without a word of what is in it."""
+    """Says why a file holds no ids, without a word of what is in it."""
 
 
 def _from_npy(content: bytes) -> list[int]:
