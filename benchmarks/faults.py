@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import glob
 import os
 import resource
@@ -134,7 +135,10 @@ class Bench:
         made = Case([*small, "train.steps=5", "--out", str(self.whole)], folder, None, lambda: None)
         self.half = folder / "half"
         half = Case(
-            ["train", str(self.preset), *SETTINGS, "train.steps=20", "--out", str(self.half)], folder, None, steps
+            ["train", str(self.preset), *SETTINGS, "train.steps=20", "--out", str(self.half)],
+            folder,
+            None,
+            lambda: None,
         )
         for each in (made, half):
             ended = run(each)
@@ -233,21 +237,25 @@ def jump(case: Case, by_s: int) -> Ended:
 
 def faults() -> dict[str, list[tuple[str, Callable[[Case], Ended]]]]:
     """Kind of fault -> cases of it, by name."""
-    found: dict[str, list[tuple[str, Callable[[Case], Ended]]]] = {
-        "full": [(f"{free:,} bytes free", lambda case, free=free: full(case, free, False)) for free in FULL_BYTES],
+    return {
+        "full": [
+            *(
+                (f"{free:,} bytes free", functools.partial(full, free_bytes=free, in_its_middle=False))
+                for free in FULL_BYTES
+            ),
+            ("full in its middle", functools.partial(full, free_bytes=0, in_its_middle=True)),
+        ],
         "file": [
-            (f"files of {most:,} bytes", lambda case, most=most: limited(case, resource.RLIMIT_FSIZE, most))
+            (f"files of {most:,} bytes", functools.partial(limited, kind=resource.RLIMIT_FSIZE, most=most))
             for most in FILE_BYTES
         ],
         "read-only": [("read-only in its middle", read_only)],
         "memory": [
-            (f"{mb:,} MB of addresses", lambda case, mb=mb: limited(case, resource.RLIMIT_AS, mb * 10**6))
+            (f"{mb:,} MB of addresses", functools.partial(limited, kind=resource.RLIMIT_AS, most=mb * 10**6))
             for mb in MEMORY_MB
         ],
-        "clock": [(f"clock {by_s / 3600:+.0f} h", lambda case, by_s=by_s: jump(case, by_s)) for by_s in JUMPS_S],
+        "clock": [(f"clock {by_s / 3600:+.0f} h", functools.partial(jump, by_s=by_s)) for by_s in JUMPS_S],
     }
-    found["full"].append(("full in its middle", lambda case: full(case, 0, True)))
-    return found
 
 
 def main() -> None:

@@ -189,7 +189,25 @@ FREE = re.compile(
     r"|files\['(loader|manifest_form|records|row_cache|transfers|on_disk|pooled)\.\w+'\]|outputs\.dtype"
 )
 DELETE = object()
-VALUES = (DELETE, None, True, 0, -1, 1, 2**31, 2**60, 10**400, 1.5, float("nan"), "", "x", "\ud800", "../x", [], {})
+VALUES: tuple[object, ...] = (
+    DELETE,
+    None,
+    True,
+    0,
+    -1,
+    1,
+    2**31,
+    2**60,
+    10**400,
+    1.5,
+    float("nan"),
+    "",
+    "x",
+    "\ud800",
+    "../x",
+    [],
+    {},
+)
 VALUES += (
     [[]] * 9,
     {"x": "x"},
