@@ -94,7 +94,7 @@ def serve(options: argparse.Namespace) -> None:
             "--pooled-mib: a run folder is served with its tables in memory. Export it with --disk, and serve that."
         )
     config = ServiceConfig(
-        options.most_candidates, options.queue, options.connections, options.window_ms, **caches(options)
+        options.most_candidates, options.queue, options.connections, options.window_ms, **cache_settings(options)
     )
     listener = server.listening(options.host, options.port)
 
@@ -110,7 +110,7 @@ def serve(options: argparse.Namespace) -> None:
         server.serve(service, listener, ready)
 
 
-def caches(options: argparse.Namespace) -> dict[str, int]:
+def cache_settings(options: argparse.Namespace) -> dict[str, int]:
     """Settings of a service for tables on disk."""
     for name, least in (("cache_mib", 2**-20), ("pooled_mib", 0)):
         if not least <= getattr(options, name) < float("inf"):

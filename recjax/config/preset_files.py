@@ -111,7 +111,7 @@ def load_preset_module(path: str | Path) -> tuple[object, str]:
         raise ConfigError(f"{path}: {error}") from error
     file = Path(path).resolve()
     if file.parent != _shipped() and (space := space_named(module.__name__)) is not None:
-        trusted_code.remember(space.folder, space.source)
+        trusted_code.trust_source(space.folder, space.source)
     return config, inspect.cleandoc(module.__doc__ or "")
 
 

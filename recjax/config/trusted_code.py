@@ -36,7 +36,7 @@ _RUN_HERE: set[str] = set()  # keys of the code that this process has run
 _MODE = 0o400  # of a record; what else writes a file, through a link say, gives it another
 
 
-def remember(folder: Path, source: Source) -> str | None:
+def trust_source(folder: Path, source: Source) -> str | None:
     """Notes that the user has run this code by naming it himself.
 
     Args:
@@ -137,7 +137,7 @@ def _content(folder: Path, source: Source) -> bytes:
 
 
 def _is_record(file: Path, folder: Path, source: Source) -> bool:
-    """Returns whether `remember` wrote this file, for this user; False if there is none.
+    """Returns whether `trust_source` wrote this file, for this user; False if there is none.
 
     Raises:
       OSError: it cannot be read.

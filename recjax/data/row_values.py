@@ -101,23 +101,23 @@ def _values(name: str, map_: IdMap, encoder: Encoder, spec: roles.ColumnSpec | N
     return RowValues(name, rule, first_row(feature), map_.vocabulary.values)
 
 
-def describe_difference(one: str, other: str, values: Mapping[str, RowValues]) -> str:
+def describe_difference(first: str, second: str, values: Mapping[str, RowValues]) -> str:
     """Says where the rows of two features stand for different values; "" where nothing is known of that.
 
     Nothing is known of rows that are computed, as by a hash: to share those is one's own choice.
 
     Args:
-      one: name of a feature.
-      other: name of another.
+      first: name of a feature.
+      second: name of another.
       values: of the two, where the data tell.
     """
-    if one not in values or other not in values:
+    if first not in values or second not in values:
         return ""
-    a, b = values[one], values[other]
+    a, b = values[first], values[second]
     if a.computed and b.computed or a.sha256() == b.sha256():
         return ""
     if a.rule != b.rule:
-        return f"those of {one!r} stand for {a.rule} and those of {other!r} for {b.rule}"
+        return f"those of {first!r} stand for {a.rule} and those of {second!r} for {b.rule}"
     differing = [*a.differing(b), *b.differing(a)][:_SHOWN]
     return "; ".join(f"{_in_words(value)} is {a.row_of(value)} and {b.row_of(value)}" for value in differing)
 

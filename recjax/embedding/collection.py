@@ -94,20 +94,20 @@ def _places(group: Group, homes: jax.Array | None) -> Places:
     return {_part(group, shard.index): inverse(np.asarray(shard.data)[None])[0] for shard in shards}
 
 
-def _export(held: list[tuple[Group, BoundSegment, jax.Array, Places]], version: int) -> LazyArray | Spread:
+def _export(parts: list[tuple[Group, BoundSegment, jax.Array, Places]], version: int) -> LazyArray | Spread:
     """One array of a table, from its segments."""
-    spec = held[0][1].spec
-    array = held[0][2]
+    spec = parts[0][1].spec
+    array = parts[0][2]
     dtype = outside(array.dtype)
     shape = (spec.rows, spec.dim)[: array.ndim]
     blocks = [
         {_part(group, shard.index): shard.data for shard in reversed(buffer.addressable_shards)}
-        for group, _, buffer, _ in held
+        for group, _, buffer, _ in parts
     ]
 
     def read(part: Index) -> np.ndarray:
         out = np.empty([axis.stop - axis.start for axis in part], dtype)
-        for (group, segment, _, places), of_part in zip(held, blocks, strict=True):
+        for (group, segment, _, places), of_part in zip(parts, blocks, strict=True):
             if len(part) == 1 and segment.first > 0:
                 continue  # the first columns have all of it, and the others the same
             for found in overlaps(group, segment, part):
@@ -119,7 +119,7 @@ def _export(held: list[tuple[Group, BoundSegment, jax.Array, Places]], version: 
                 out[(found.rows, *found.columns)] = values.view(dtype)
         return out
 
-    if all(buffer.is_fully_addressable or not group.partition_axes for group, _, buffer, _ in held):
+    if all(buffer.is_fully_addressable or not group.partition_axes for group, _, buffer, _ in parts):
         return LazyArray(shape, dtype, read, block_of(shape, dtype))
 
     def rectangle(corner: tuple[int, ...], size: tuple[int, ...]) -> LazyArray:
@@ -145,7 +145,7 @@ def _export(held: list[tuple[Group, BoundSegment, jax.Array, Places]], version: 
         return LazyArray(size, dtype, of_piece, block_of(size, dtype))
 
     pieces: list[tuple[Place, LazyArray]] = []
-    for (group, segment, buffer, places), of_part in zip(held, blocks, strict=True):
+    for (group, segment, buffer, places), of_part in zip(parts, blocks, strict=True):
         mine = _mine(group, segment, buffer, version)
         if segment.band.chosen is None:
             pieces += [(at, rectangle(at, size)) for at, size in _boxes(mine, array.ndim)]

@@ -99,11 +99,11 @@ def export_weights(
     """
     file = expanded(file)
     trainer, state, done = open_run(located(run), overrides, (), step, report=log.info, trust_code=trust_code)
-    found = _entries(form, trainer)
-    hashes = _row_hashes(trainer, found)
+    wanted = _entries(form, trainer)
+    hashes = _row_hashes(trainer, wanted)
     arrays = states.one_version(trainer.export(state))
-    values = _write(file, ((e.key, e.out(_ours(arrays, e)), hashes.get(e.key, "")) for e in found))
-    return {"file": str(file), "format": form, "step": done, "arrays": len(found), "values": values}
+    values = _write(file, ((e.key, e.out(_ours(arrays, e)), hashes.get(e.key, "")) for e in wanted))
+    return {"file": str(file), "format": form, "step": done, "arrays": len(wanted), "values": values}
 
 
 def _entries(form: str, trainer: Trainer, keys: Sequence[str] = ()) -> list[Entry]:

@@ -240,7 +240,7 @@ def _on_disk(disk: Sequence[str], tables: Sequence[str], features: Sequence[Feat
 
 def _encoded(shape: tuple[Any, ...], held: Held) -> jax.ShapeDtypeStruct:
     """Content of a table's file."""
-    dtype, columns = manifest_form.stored(held, shape[1])
+    dtype, columns = manifest_form.describe_stored(held, shape[1])
     return jax.ShapeDtypeStruct((shape[0], columns), np.dtype(dtype))
 
 

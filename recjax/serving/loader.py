@@ -236,14 +236,14 @@ def _check_program(
     """
     import jax
 
-    def of(x: Any) -> tuple[Any, ...]:
+    def type_of(x: Any) -> tuple[Any, ...]:
         return (x.dtype.name, *(n if isinstance(n, int) else str(n) for n in x.shape))
 
     try:
         (tables, *leaves, inputs), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
-        takes = {name: of(x) for name, x in _by_name(inputs).items()} | {"scores": of(*exported.out_avals)}
-        parameters = {part: [of(x) for x in each] for part, each in zip(("dense", "module"), leaves, strict=True)}
-        rows = {name: of(x) for name, x in tables.items()}
+        takes = {name: type_of(x) for name, x in _by_name(inputs).items()} | {"scores": type_of(*exported.out_avals)}
+        parameters = {part: [type_of(x) for x in each] for part, each in zip(("dense", "module"), leaves, strict=True)}
+        rows = {name: type_of(x) for name, x in tables.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamagedError(f"{file} is no program of an export: {str(error)[:200]}. {_AGAIN}") from error
     described = _described(manifest)
@@ -269,14 +269,14 @@ def _parameters(file: Path, expected: Mapping[str, Sequence[Any]]) -> list[list[
                 raise ValueError("it holds other arrays than the program takes")
             if any(x.compress_type != zipfile.ZIP_STORED or x.file_size > size for x in members.values()):
                 raise ValueError("its arrays are compressed")
-            found = {}
+            arrays = {}
             for name, (dtype, shape) in names.items():
                 raw = archive.read(members[name])
                 at, order = _header(io.BytesIO(raw), len(raw), dtype, shape)
-                found[name] = np.ndarray(shape, dtype, raw, at, order=order)
+                arrays[name] = np.ndarray(shape, dtype, raw, at, order=order)
     except Exception as error:  # zipfile and NumPy raise what their parsers meet
         raise DamagedError(f"{file} is damaged: {' '.join(str(error).split())[:200]}. {_AGAIN}") from error
-    return [[x for name, x in found.items() if name.startswith(part)] for part in expected]
+    return [[x for name, x in arrays.items() if name.startswith(part)] for part in expected]
 
 
 def _header(stream: Any, size: int, dtype: str, shape: Sequence[int]) -> tuple[int, Any]:

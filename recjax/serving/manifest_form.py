@@ -79,11 +79,11 @@ def parse(text: str) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         ((name, _),) = collections.Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"the key {name[:80]!r} stands twice in one object")
-    return made
+    return value
 
 
 def find_fault(manifest: Any) -> str:
@@ -135,14 +135,14 @@ def _words(form: Any) -> str:
     return "an object" if isinstance(form, dict) else "a list" if isinstance(form, list) else json.dumps(form)
 
 
-def stored(held: str, dim: int) -> tuple[str, int]:
+def describe_stored(dtype: str, dim: int) -> tuple[str, int]:
     """The dtype and the columns of a table's file: bits of bfloat16 as uint16, for .npy has no bfloat16."""
     return {
         "float32": ("float32", dim),
         "bfloat16": ("uint16", dim),
         "int8": ("uint8", dim + 8),
         "int4": ("uint8", -(-dim // 2) + 8),
-    }[held]
+    }[dtype]
 
 
 def _misfit(manifest: Mapping[str, Any]) -> str:
@@ -158,7 +158,7 @@ def _misfit(manifest: Mapping[str, Any]) -> str:
         return "two tables have one file, or two features one name"
     looked_up = {key: {each[key] for each in manifest["lookups"]} for key in ("feature", "table")}
     for name, entry in tables.items():
-        dtype, width = stored(entry["held"], entry["dim"])
+        dtype, width = describe_stored(entry["held"], entry["dim"])
         if (entry["dtype"], entry["shape"]) != (dtype, [entry["rows"], width]):
             return f"dtype and shape of the table {name[:80]!r} are not those of its rows, dim and held"
         if name not in looked_up["table"] or (entry["on_disk"] and format == "onnx"):

@@ -32,11 +32,11 @@ def mask(text: str) -> str:
         masked[start:end] = _HIDDEN * (end - start)
     hidden = "".join(masked)
     partner, opened = {}, []
-    for found in re.finditer(r"[()]", hidden):
-        if found[0] == "(":
-            opened.append(found.start())
+    for match in re.finditer(r"[()]", hidden):
+        if match[0] == "(":
+            opened.append(match.start())
         elif opened:
-            partner[opened.pop()] = found.start()
+            partner[opened.pop()] = match.start()
     end = 0
     for start in sorted(partner):
         if start >= end:  # else it lies within another pair

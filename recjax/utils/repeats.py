@@ -1,4 +1,4 @@
-"""What stands several times among names, in one pass."""
+"""Finds the first of several names that stands twice among them, in one pass."""
 
 from __future__ import annotations
 

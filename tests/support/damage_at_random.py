@@ -97,7 +97,7 @@ def replace(file: Path, rng: Random, pipes: bool) -> None:
         case 1:
             file.symlink_to(file.name)
         case 2:
-            file.symlink_to("/nowhere")
+            file.symlink_to("/proc/nowhere")  # where nobody can make a file, by writing through the link
         case 3:
             file.symlink_to(file.parent)
         case 4 if pipes:

@@ -208,7 +208,7 @@ class ColumnProfile:
         values, at = convert.distinct(array)
         like, unread = convert.number_like(values)
         if not self._csv:  # where a number would not be text; but an id may be
-            unread |= ~convert.matches(values, convert.INTEGER) & ~convert.missing(values, "float")
+            unread |= ~convert.values_matching(values, convert.INTEGER) & ~convert.missing(values, "float")
         if self.rows <= COUNTED_ROWS:
             self._number_like = np.union1d(self._number_like, _hashes(values.filter(_mask(like)), "text"))
         rows = np.append(unread, False)[at]

@@ -306,15 +306,15 @@ def number_like(values: Any) -> tuple[np.ndarray, np.ndarray]:
     text = pc.utf8_trim_whitespace(_as_string(values))
     _, wrong = numbers(values)
     unread = padded(values) if wrong is None else wrong | padded(values)
-    return ~unread | matches(text, _COMMA) & ~padded(values), unread
+    return ~unread | values_matching(text, _COMMA) & ~padded(values), unread
 
 
 def padded(values: Any) -> np.ndarray:
     """Marks texts that begin with a 0 which a number would not: bool [D]."""
-    return matches(values, _PADDED)
+    return values_matching(values, _PADDED)
 
 
-def matches(values: Any, pattern: str) -> np.ndarray:
+def values_matching(values: Any, pattern: str) -> np.ndarray:
     """Marks texts that a pattern matches: bool [D]."""
     import pyarrow.compute as pc
 

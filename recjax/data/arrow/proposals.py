@@ -119,17 +119,17 @@ def to_text(proposals: Mapping[str, Proposal], given: Sequence[str] = (), wordin
         return option(f"{AUTO},{column_text(name, role)}")
 
     more = [f"hour and weekday become features with {with_role(times[0], 'time')}"] if times else []
-    for name, one in proposals.items():
-        if one.date:
+    for name, proposal in proposals.items():
+        if proposal.date:
             more.append(
-                f"warning: {name} is text that looks like dates ({one.date}), so that each is an id. Written as "
+                f"warning: {name} is text that looks like dates ({proposal.date}), so that each is an id. Written as "
                 f"2026-01-31 (ISO 8601), {with_role(name, 'time:weekday')} makes their weekday, and "
                 f"{with_role(name, 'dense')} a number; {with_role(name, 'skip')} leaves them out"
             )
-        if one.numbers:
+        if proposal.numbers:
             more.append(
-                f"warning: {one.numbers}. Correct such values, written as 3.50 without marks between thousands, or "
-                f"leave their rows out ({wording.option('where', f'{name}!=VALUE')}): then "
+                f"warning: {proposal.numbers}. Correct such values, written as 3.50 without marks between thousands, "
+                f"or leave their rows out ({wording.option('where', f'{name}!=VALUE')}): then "
                 f"{option(f'auto,{name}:dense')} makes it a number. If ids are right, say {option(f'auto,{name}:id')}"
             )
     asked = f"to have it otherwise, start from {option(taken)}"

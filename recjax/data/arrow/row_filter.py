@@ -102,7 +102,7 @@ def parse(texts: Sequence[str]) -> tuple[Condition, ...]:
     Raises:
       ConfigError: one of another form, or a bound that is no number and no time.
     """
-    found = []
+    conditions = []
     for text in texts:
         form = _FORM.fullmatch(items.mask(text))
         if form is None:
@@ -118,8 +118,8 @@ def parse(texts: Sequence[str]) -> tuple[Condition, ...]:
                 "2026-11-22). Only = and != take text."
             )
         values = tuple(part.strip() for part in items.split(value, "|")) if compare in ("=", "!=") else (value,)
-        found.append(Condition(text, items.unquote(column), compare, tuple(map(items.unquote, values))))
-    return tuple(found)
+        conditions.append(Condition(text, items.unquote(column), compare, tuple(map(items.unquote, values))))
+    return tuple(conditions)
 
 
 def kept(

@@ -26,17 +26,17 @@ def add_like(columns: Sequence[str], name: str, role: str, other: str) -> tuple[
     return tuple(text + option if name == each else text for text, each in zip(columns, names, strict=True))
 
 
-def check_like(asked: Mapping[str, Asked], names: Sequence[str]) -> None:
+def check_like(requests: Mapping[str, Asked], names: Sequence[str]) -> None:
     """Checks, as far as roles are given and not proposed, that columns with `like` name one that has a vocabulary.
 
     Args:
-      asked: column -> what `columns=` asks of it.
+      requests: column -> what `columns=` asks of it.
       names: all columns of the table.
 
     Raises:
       ConfigError: there is no such column, it is the same one, has another's vocabulary itself, or has none.
     """
-    for name, each in asked.items():
+    for name, each in requests.items():
         other = each.like
         if not other:
             continue
@@ -45,7 +45,7 @@ def check_like(asked: Mapping[str, Asked], names: Sequence[str]) -> None:
             raise ConfigError(f"{key}: there is no column {other!r}.{did_you_mean(other, names, quoted=True)}")
         if other == name:
             raise ConfigError(f"{key}: the column is the same one, which has its vocabulary anyway. Leave like out.")
-        target = asked.get(other)
+        target = requests.get(other)
         if target is None:
             continue
         if target.like:

@@ -69,11 +69,11 @@ class Table:
     def __post_init__(self) -> None:
         check_ranges(self, split_seed=(0, 2**32 - 1))
         object.__setattr__(self, "encoding", scan.encoding_named(self.encoding))  # by one name, as options are compared
-        _, asked = roles.parse(self.columns)
+        _, requests = roles.parse(self.columns)
         row_filter.parse(self.where)
-        if not isinstance(self.ids, Frequency) and any(each.min_count > 1 for each in asked.values()):
+        if not isinstance(self.ids, Frequency) and any(each.min_count > 1 for each in requests.values()):
             raise ConfigError(f"columns: min_count counts values, and ids={self.ids.kind} does not. Leave one out.")
-        if not isinstance(self.ids, Frequency) and any(each.like for each in asked.values()):
+        if not isinstance(self.ids, Frequency) and any(each.like for each in requests.values()):
             raise ConfigError(f"columns: like shares a vocabulary, and ids={self.ids.kind} makes none. Leave one out.")
         splits.parse(self.split, self.apart, self._named)
         if self.threshold is not None and self.positive:

@@ -103,7 +103,7 @@ def prepare_on_beam(
     stats = DenseStats.total((DenseStats.from_json(part["dense"]) for part in parts), len(reader.dense))
     by = DenseEncoder(transform_of(config, reader), getattr(config, "missing_indicators", False), stats)
     steps.write_json(work / _BY, by.to_json())
-    maps = steps.load_maps(job)
+    maps = steps.maps_of_job(job)
     schema = Encoder(reader.name, reader.features, reader.dense, maps, by).schema
     wanted = [file for split in SPLITS for file in steps.block_files(parts, split)]
     run("writing blocks", wanted, functools.partial(steps.write_blocks, job, _BY))

@@ -222,7 +222,7 @@ def vocabulary_folder(job: Job) -> Path:
     return local
 
 
-def load_maps(job: Job) -> list[IdMap]:
+def maps_of_job(job: Job) -> list[IdMap]:
     """The map of every feature."""
     ids: IdOptions = getattr(job.config, "ids", Frequency())
     return id_maps.load_maps(vocabulary_folder(job), ids, job.reader.features)
@@ -231,7 +231,7 @@ def load_maps(job: Job) -> list[IdMap]:
 @functools.lru_cache(maxsize=2)
 def _encoder(job: Job, by: str) -> Encoder:
     reader, dense = job.reader, DenseEncoder.from_json(read_json(place(job.work) / by))
-    return Encoder(reader.name, reader.features, reader.dense, load_maps(job), dense)
+    return Encoder(reader.name, reader.features, reader.dense, maps_of_job(job), dense)
 
 
 @dataclasses.dataclass(frozen=True)

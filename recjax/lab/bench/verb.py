@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from recjax.cli import common
-from recjax.cli.verbs import caches, served, write_result
+from recjax.cli.verbs import cache_settings, served, write_result
 from recjax.errors import ConfigError
 from recjax.utils.paths import expanded
 
@@ -125,7 +125,7 @@ def bench_serve(options: argparse.Namespace) -> None:
     if options.overrides:
         raise ConfigError(f"{options.overrides[0]}: bench --serve takes no settings, but an export or a run folder.")
     how = load.LoadConfig(options.qps, options.candidates, options.seconds, options.http)
-    config = ServiceConfig(max(512, *options.candidates), **caches(options))
+    config = ServiceConfig(max(512, *options.candidates), **cache_settings(options))
     with tempfile.TemporaryDirectory(prefix="recjax-serve-") as folder:
         export = served(expanded(options.preset), Path(folder) / "exported")
         others = Others([])

@@ -177,12 +177,12 @@ class _Groups:
         self._rank, self._world = rank, world
         self._known: dict[int, tuple[bool, bool]] = {}
 
-    def judge(self, group: tuple[int, ...]) -> tuple[bool, bool]:
-        """Returns whether the rank is in it, and whether it holds ranks that there are, each once."""
-        if id(group) not in self._known:  # the trace holds it meanwhile, so that no other one has its place
-            whole = len(set(group)) == len(group) and all(0 <= r < self._world for r in group)
-            self._known[id(group)] = self._rank in group, whole
-        return self._known[id(group)]
+    def judge(self, ranks: tuple[int, ...]) -> tuple[bool, bool]:
+        """Returns whether the rank is in a group, and whether it holds ranks that there are, each once."""
+        if id(ranks) not in self._known:  # the trace holds it meanwhile, so that no other one has its place
+            whole = len(set(ranks)) == len(ranks) and all(0 <= r < self._world for r in ranks)
+            self._known[id(ranks)] = self._rank in ranks, whole
+        return self._known[id(ranks)]
 
 
 def _wrong(event: Event, groups: _Groups) -> str:

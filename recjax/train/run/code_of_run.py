@@ -99,7 +99,7 @@ def write_copy(run: Path, source: Source) -> None:
         write_whole(path, code)
 
 
-def read_copy(run: Path, kept: CodeCopy) -> Source:
+def read_copy(run: Path, code: CodeCopy) -> Source:
     """The copy of the code in a run folder.
 
     Raises:
@@ -107,7 +107,7 @@ def read_copy(run: Path, kept: CodeCopy) -> Source:
     """
     try:
         files = {}
-        for name in kept.files:
+        for name in code.files:
             if not (path := run / COPY / name).is_file():
                 raise FileNotFoundError(None, "no such file", str(path))
             files[name] = path.read_bytes()
@@ -115,23 +115,23 @@ def read_copy(run: Path, kept: CodeCopy) -> Source:
         raise ConfigError(
             f"the copy in {run / COPY} is not whole: {error.filename}: {error.strerror}. Restore it from a backup."
         ) from error
-    source = Source(kept.files[0], files)
-    if source.hash != kept.hash:
+    source = Source(code.files[0], files)
+    if source.hash != code.hash:
         raise ConfigError(
             f"the copy in {run / COPY} is damaged or was edited: it has the hash {source.hash}, and config.json says "
-            f"{kept.hash}. It is not run. Restore it from a backup."
+            f"{code.hash}. It is not run. Restore it from a backup."
         )
     return source
 
 
-def same(kept: CodeCopy, config: RunConfig) -> bool:
+def same(code: CodeCopy, config: RunConfig) -> bool:
     """Returns whether a config is known to have the code of a run."""
     source = own_code.source_of(type(config))
     hash = None if source is None else source.hash
-    return (kept.where is None) == (type(config) is RunConfig) and kept.hash == hash
+    return (code.where is None) == (type(config) is RunConfig) and code.hash == hash
 
 
-def refuse_other(run: Path, kept: CodeCopy, config: RunConfig) -> None:
+def refuse_other(run: Path, code: CodeCopy, config: RunConfig) -> None:
     """Refuses to go on with a run by other code.
 
     Of a run without a hash of its code, and of classes without a text, nothing but the name is known.
@@ -140,45 +140,45 @@ def refuse_other(run: Path, kept: CodeCopy, config: RunConfig) -> None:
       ConfigError: the code differs; the message shows how.
     """
     source, name = own_code.source_of(type(config)), type(config).__qualname__
-    other_class = f"{run} holds a run of the class {kept.name}, not {name}. {NO_RESUME}"
-    if kept.hash is None or source is None:
-        if kept.name != name or (kept.where is None) != (type(config) is RunConfig):
+    other_class = f"{run} holds a run of the class {code.name}, not {name}. {NO_RESUME}"
+    if code.hash is None or source is None:
+        if code.name != name or (code.where is None) != (type(config) is RunConfig):
             raise ConfigError(other_class)
         return
-    if source.hash != kept.hash:
+    if source.hash != code.hash:
         raise ConfigError(
-            f"{run} holds a run of other code: {_told(run, kept, source)}. Its weights would meet another model. "
-            f"{NO_RESUME}" + _shown(run, kept, source)
+            f"{run} holds a run of other code: {_told(run, code, source)}. Its weights would meet another model. "
+            f"{NO_RESUME}" + _shown(run, code, source)
         )
-    if name != kept.name:
+    if name != code.name:
         raise ConfigError(other_class)
 
 
-def _told(run: Path, kept: CodeCopy, now: Source) -> str:
+def _told(run: Path, code: CodeCopy, now: Source) -> str:
     """Names the files that differ."""
     try:
-        then = read_copy(run, kept)
+        then = read_copy(run, code)
     except ConfigError as error:
-        return f"the hash of {now.root} is {now.hash}, and was {kept.hash}. How they differ cannot be shown: {error}"
+        return f"the hash of {now.root} is {now.hash}, and was {code.hash}. How they differ cannot be shown: {error}"
     names = sorted({*then.forms, *now.forms})
     differing = [name or now.root for name in names if then.forms.get(name) != now.forms.get(name)]
     return f"{', '.join(differing)} changed since the run was made"
 
 
-def _shown(run: Path, kept: CodeCopy, now: Source) -> str:
+def _shown(run: Path, code: CodeCopy, now: Source) -> str:
     """The difference, on lines of its own; nothing without an intact copy."""
     try:
-        return "\n" + difference(read_copy(run, kept), now, COPY, "now")
+        return "\n" + difference(read_copy(run, code), now, COPY, "now")
     except ConfigError:
         return ""
 
 
-def find(run: Path, kept: CodeCopy, *, trust: bool, report: Callable[[str], None]) -> type:
+def find(run: Path, code: CodeCopy, *, trust: bool, report: Callable[[str], None]) -> type:
     """The class of a run's config: one that is imported already, or by running the code that defines it.
 
     Args:
       run: the run folder.
-      kept: what its config.json says.
+      code: what its config.json says.
       trust: whether code that config.json names may be run although a stranger may have chosen it: the copy in the
         folder, or the original where no hash is known.
       report: called with what the user should know.
@@ -186,29 +186,29 @@ def find(run: Path, kept: CodeCopy, *, trust: bool, report: Callable[[str], None
     Raises:
       ConfigError: the code is gone, differs, fails or is not trusted, or the class is no RunConfig.
     """
-    assert kept.where is not None
-    module = kept.where.rpartition(":")[0]
+    assert code.where is not None
+    module = code.where.rpartition(":")[0]
     if module == "__main__":
-        return _in_main(run, kept)
+        return _in_main(run, code)
     try:
-        original = _original(run, module, kept)
+        original = _original(run, module, code)
         if isinstance(original, type):
             return _checked(original)
-        if not (trust and kept.hash is None):
-            _require_trusted(module, kept, original)
+        if not (trust and code.hash is None):
+            _require_trusted(module, code, original)
     except ConfigError as error:
-        if not trust or kept.hash is None:
-            raise _offering(run, kept, error) from error
-        copy = read_copy(run, kept)
+        if not trust or code.hash is None:
+            raise _offering(run, code, error) from error
+        copy = read_copy(run, code)
         reason = str(error).partition("\n")[0]
         report(f"the copy of the code in {run / COPY} is run, as --trust-code says: {reason}")
-        return _checked(find_class(f"{run / COPY / copy.root}:{kept.name}", copy, run / COPY))
-    if kept.hash is None:
+        return _checked(find_class(f"{run / COPY / copy.root}:{code.name}", copy, run / COPY))
+    if code.hash is None:
         report(
             f"{module} is run, as --trust-code says: {run / 'config.json'} gives no hash of it, so whether it has "
             "changed since cannot be said"
         )
-    return _checked(find_class(kept.where, *((original.source, original.folder) if original.is_file else ())))
+    return _checked(find_class(code.where, *((original.source, original.folder) if original.is_file else ())))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,22 +228,22 @@ class _Untrusted(ConfigError):
         self.remedy = remedy
 
 
-def _require_trusted(module: str, kept: CodeCopy, original: _Original) -> None:
+def _require_trusted(module: str, code: CodeCopy, original: _Original) -> None:
     """Refuses the original of a run's code unless this user has other reasons than config.json to run it.
 
     Raises:
       _Untrusted: he has none.
     """
-    if kept.hash is None:
+    if code.hash is None:
         raise _Untrusted(
             f"config.json gives no hash of {module}, so this may be any program: it is not run by itself.", ""
         )
-    importing = ("", "") if original.is_file else (module, kept.name)
+    importing = ("", "") if original.is_file else (module, code.name)
     source, folder = original.source, original.folder
     if trusted_code.is_trusted(folder, source, *importing):
         return
-    if not original.is_file and not trusted_code.defines(source, kept.name):
-        raise ConfigError(f"the module {module!r} defines no class {kept.name}.")
+    if not original.is_file and not trusted_code.defines(source, code.name):
+        raise ConfigError(f"the module {module!r} defines no class {code.name}.")
     once = f"run `recjax show {module}` once (or " if original.is_file else ""
     package = folder / source.root.partition("/")[0] if "/" in source.root else folder
     raise _Untrusted(
@@ -253,16 +253,16 @@ def _require_trusted(module: str, kept: CodeCopy, original: _Original) -> None:
     )
 
 
-def _offering(run: Path, kept: CodeCopy, error: ConfigError) -> ConfigError:
+def _offering(run: Path, code: CodeCopy, error: ConfigError) -> ConfigError:
     """Says what to do when the original cannot be run."""
     paragraph, _, shown = str(error).partition("\n")
     if isinstance(error, _Untrusted):
         before = f"If you know that code, {error.remedy}add"
-    elif kept.hash is not None:
+    elif code.hash is not None:
         before = "Put the code back, or add"
     else:
         return error
-    what = "it as it is" if kept.hash is None else f"the copy in {run / COPY}"
+    what = "it as it is" if code.hash is None else f"the copy in {run / COPY}"
     return ConfigError(
         f"{paragraph} {before} {TRUST} to run {what}; do that only if you trust whoever made this folder."
         + (f"\n{shown}" if shown else "")
@@ -275,24 +275,24 @@ def _checked(found: type) -> type:
     return found
 
 
-def _in_main(run: Path, kept: CodeCopy) -> type:
+def _in_main(run: Path, code: CodeCopy) -> type:
     """A class that a notebook or a script has defined, in that notebook or script."""
-    found = vars(sys.modules["__main__"]).get(kept.name)
+    found = vars(sys.modules["__main__"]).get(code.name)
     if not (isinstance(found, type) and issubclass(found, RunConfig)):
-        copy = f" Its code, as far as it was found, is in {run / COPY}." if kept.hash else ""
+        copy = f" Its code, as far as it was found, is in {run / COPY}." if code.hash else ""
         raise ConfigError(
             "a notebook or a script defined it, and only there does it exist. Put it into a file, import it from "
             f"there, and train again: then any process can evaluate the run.{copy}"
         )
     source = own_code.source_of(found)
-    if source is not None and kept.hash not in (None, source.hash):
+    if source is not None and code.hash not in (None, source.hash):
         raise ConfigError(
-            f"{_told(run, kept, source)}. Run the former definitions again to use this run." + _shown(run, kept, source)
+            f"{_told(run, code, source)}. Run the former definitions again to use this run." + _shown(run, code, source)
         )
     return found
 
 
-def _original(run: Path, module: str, kept: CodeCopy) -> _Original | type:
+def _original(run: Path, module: str, code: CodeCopy) -> _Original | type:
     """The code where it was when the run was made; or the class itself, if this process has imported its module.
 
     Raises:
@@ -312,10 +312,10 @@ def _original(run: Path, module: str, kept: CodeCopy) -> _Original | type:
         what = f"{module} cannot be found" if is_file else f"the module {module!r} cannot be imported"
         raise ConfigError(f"{what} ({error})." + ("" if is_file else " Install it, or set PYTHONPATH.")) from error
     if not is_file and module in sys.modules:
-        loaded = find_class(kept.where or "")
+        loaded = find_class(code.where or "")
         known = own_code.source_of(loaded)  # of whose file more may have been edited since
-        if known is not None and kept.hash not in (None, known.hash):
-            raise ConfigError(f"{_told(run, kept, known)}." + _shown(run, kept, known))
+        if known is not None and code.hash not in (None, known.hash):
+            raise ConfigError(f"{_told(run, code, known)}." + _shown(run, code, known))
         return loaded
     if is_file:
         real = Path(module).resolve()
@@ -333,8 +333,8 @@ def _original(run: Path, module: str, kept: CodeCopy) -> _Original | type:
             raise _brought()
     except OSError as error:
         raise ConfigError(f"cannot read the preset {error.filename or module}: {error.strerror}.") from error
-    if kept.hash not in (None, source.hash):
-        raise ConfigError(f"{_told(run, kept, source)}." + _shown(run, kept, source))
+    if code.hash not in (None, source.hash):
+        raise ConfigError(f"{_told(run, code, source)}." + _shown(run, code, source))
     return _Original(source, folder, is_file)
 
 

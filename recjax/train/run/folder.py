@@ -186,7 +186,7 @@ class RunFolder(ReadOnlyRunFolder):
             code_of_run.write_copy(self.path, source)
         write_json(self.path / "config.json", code_of_run.describe(self._config, with_code=holds) | plain)
         placed = placed_source_of(type(self._config))
-        if placed is not None and (why := trusted_code.remember(*placed)) is not None:
+        if placed is not None and (why := trusted_code.trust_source(*placed)) is not None:
             report(
                 f"that you have run {placed[0] / placed[1].root} yourself cannot be noted ({why}): for other processes "
                 f"to use this run, set {trusted_code.VARIABLE}={placed[0]}, or give them --trust-code"
