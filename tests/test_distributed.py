@@ -280,3 +280,20 @@ def test_a_broken_collective_is_not_explained_twice(watch, capsys):
 
 def test_records_are_json(watch):
     assert json.loads(json.dumps(watch._record()))["phase"] == "input"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_a_peers"),
+    [
+        (RuntimeError("connection reset"), True),
+        (ValueError("UNKNOWN: Gloo AllGather failed: Read error [127.0.0.1]:6040: Connection reset by peer"), True),
+        (ValueError("the batch has no rows"), False),
+        (NotImplementedError("no such thing"), False),
+    ],
+)
+def test_an_error_of_a_collective_that_broke_off_waits_for_its_culprit(error, is_a_peers, watch, monkeypatch, capsys):
+    """JAX raises one of two classes for it; such an error ends the process as a lost peer does."""
+    Store(monkeypatch)
+    with pytest.raises(SystemExit if is_a_peers else type(error)) as ends, watch.reporting():
+        raise error
+    assert not is_a_peers or ends.value.code == watchdog.LOST

@@ -40,7 +40,7 @@ def test_links_lead_somewhere(page):
 def test_what_code_says_of_a_page_is_there():
     """Error messages, docstrings and comments name pages as docs/FOLDER/PAGE.md."""
     named = set()
-    for folder in ("recjax", "configs", "launch", "notebooks", "tests", ".ci"):
+    for folder in ("recjax", "configs", "launch", "notebooks", "tests", "benchmarks", ".ci"):
         for file in (ROOT / folder).rglob("*"):
             if file.suffix in (".py", ".sh", ".ipynb", ".toml", ".md", ".sbatch"):
                 named.update(re.findall(r"\bdocs/[a-z_0-9/]+\.md", file.read_text()))
@@ -49,7 +49,7 @@ def test_what_code_says_of_a_page_is_there():
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_of_the_repository_that_a_page_names_are_there(page):
-    named = re.findall(r"`((?:recjax|tests|configs|launch|notebooks|kernels)/[\w./-]*)`", prose(page))
+    named = re.findall(r"`((?:recjax|tests|benchmarks|configs|launch|notebooks|kernels|docs)/[\w./-]*)`", prose(page))
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 

@@ -63,7 +63,7 @@ NOT_RUN = {
     r"shop.parquet": "a table of other columns: tests/data/test_shared_vocabularies.py",
     r"^recjax tune ": "needs Optuna, and minutes: tests/sweep/test_tune.py",
     r"^recjax weights|runs/imported": "needs a state dict of PyTorch: tests/test_weights.py",
-    r"^python exported/loader.py": "in a process without recjax: tests/lab/bench/test_load.py",
+    r"^python exported/loader.py": "in a process without recjax: tests/serving/test_export.py",
     r"^launch/local.sh": "tests/launch/test_local.py",
     r"DLRM_HybridParallel|pytorch/et": "needs files of other programs: tests/lab/simulate/, tests/lab/trace/",
     r"^recjax simulate workload hoti2020": "half a minute: tests/lab/studies/test_hoti2020.py",

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-OURS = [str(Path(__file__).parent)]
-SCRIPTS = sorted((Path(__file__).parent / "benchmarks").glob("*.py"))
+TOP = Path(__file__).parents[1]
+OURS = [str(TOP / "tests"), str(TOP / "benchmarks")]
+SCRIPTS = sorted((TOP / "benchmarks").glob("*.py"))
 
 
 @pytest.mark.full
@@ -29,7 +30,7 @@ def test_measuring_scripts_say_what_they_take(monkeypatch, capsys):
         except Exception as error:
             wrong.append(f"{script.name}: {type(error).__name__}: {error}")
         for name in set(sys.modules) - before:  # of the tests: the next script must find them by itself, too
-            if str(getattr(sys.modules[name], "__file__", "")).startswith(OURS[0]):
+            if str(getattr(sys.modules[name], "__file__", "")).startswith(tuple(OURS)):
                 del sys.modules[name]
         monkeypatch.undo()
     assert not wrong, "\n".join(wrong)

@@ -1,4 +1,4 @@
-"""Settings of training, and the dense optimizers as optax transformations.
+"""Settings of training, its learning-rate schedules, and the dense optimizers as optax transformations.
 
 Where a dense optimizer has the name of a sparse one (`recjax/embedding/optim.py`), it is the same rule with the same
 meaning of every setting: on a table of which every row is touched both give the same numbers. `l2` and `weight_decay`

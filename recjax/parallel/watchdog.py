@@ -325,10 +325,15 @@ def _status(records: Mapping[int, dict[str, Any]]) -> int:
     return statuses.pop() if len(statuses) == 1 else LOST
 
 
+_STATUSES = ("UNKNOWN", "INTERNAL", "UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED")  # of XLA's errors
+
+
 def _perhaps_a_peers(error: BaseException) -> bool:
-    # JAX tells of a collective that broke off, as when a peer is lost, with a RuntimeError of no class of its own.
+    # JAX tells of a collective that broke off, as when a peer is lost, with a RuntimeError of no class of its own; where
+    # the program was dispatched in this thread with a ValueError, whose text begins with the status: "UNKNOWN: Gloo ...".
     own = isinstance(error, (NotImplementedError, RecursionError)) or out_of_memory(error)
-    return isinstance(error, RuntimeError) and not own
+    broken = isinstance(error, ValueError) and str(error).partition(":")[0] in _STATUSES
+    return (isinstance(error, RuntimeError) or broken) and not own
 
 
 def _in_short(message: str) -> str:

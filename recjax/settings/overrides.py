@@ -4,7 +4,7 @@ A config is a frozen dataclass whose fields are bool, int, float, str, Literal, 
 `X | None`, or another such dataclass. A field that is one choice among several is a union of dataclasses, each
 with a `ClassVar[str]` called `kind`: `model: DLRMConfig | DCNv2Config` is chosen by `model=dcnv2`, and its own
 fields are then set by `model.dim=16`. To choose the kind that stands there already changes nothing; another kind
-comes with its class's defaults. A field that maps names to dataclasses is a `Named` (see `named.py`).
+comes with its class's defaults. A field that maps names to dataclasses is a `Named` (see `values.py`).
 
 Nothing here knows which configs exist. Every mistake is a ConfigError that names the dotted key
 (`train.batch_size`), the value and the remedy.

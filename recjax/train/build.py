@@ -49,7 +49,7 @@ def build_trainer(
 
 
 def remarks(config: RunConfig, trainer: Trainer) -> list[str]:
-    """A paragraph for each such thing.
+    """A paragraph for each way in which the data make a training go otherwise than its config reads.
 
     Args:
       config: as it was asked for.

@@ -1,6 +1,6 @@
 """Gradients over the whole batch: their means, the one factor that clips them all, and whether all are finite.
 
-Inside `jax.shard_map` over BATCH_AXES, on one device's block.
+All but `slotted` and `explain`, which are the host's: inside `jax.shard_map` over BATCH_AXES, on one device's block.
 """
 
 from __future__ import annotations

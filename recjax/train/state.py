@@ -1,4 +1,4 @@
-"""Everything that training changes, as one pytree, and its mesh-free form for checkpoints."""
+"""Everything that training changes: arrays as one pytree, their mesh-free form for checkpoints, and the host's part."""
 
 from __future__ import annotations
 

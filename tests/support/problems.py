@@ -373,13 +373,6 @@ def compare(result: Result, truth: Result, *, loss_rtol: float, atol: float | No
         np.testing.assert_allclose(result.dense[name], array, rtol=0, atol=atol, err_msg=name)
 
 
-def evaluate_logits(problem: Problem, devices: int, plan: str, dtype: Any) -> np.ndarray:
-    """Logits of the first batch before any training."""
-    trainer, batch = trainer_of(problem, devices, plan, dtype), problem.batches[0]
-    (_, logits_B) = next(trainer.predict(trainer.init_state(), trainer.inputs_of([batch], problem.batch_size)))
-    return logits_B
-
-
 def equations(jaxpr: Any) -> Iterator[Any]:
     """All equations, also those of functions with a gradient of their own."""
     for equation in jaxpr.eqns:

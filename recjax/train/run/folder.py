@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, and that nobody else writes to it."""
+"""The folder of a run: whose it is, that nobody else writes to it, and all that a run remembers."""
 
 from __future__ import annotations
 

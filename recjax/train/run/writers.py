@@ -1,4 +1,4 @@
-"""Reports of a run while it goes: metrics.jsonl, the progress line, and the table at the end."""
+"""Reports of a run while it goes: metrics.jsonl, the progress line or a notebook's bar, and the table at the end."""
 
 from __future__ import annotations
 
