@@ -329,8 +329,8 @@ _STATUSES = ("UNKNOWN", "INTERNAL", "UNAVAILABLE", "ABORTED", "CANCELLED", "DEAD
 
 
 def _perhaps_a_peers(error: BaseException) -> bool:
-    # JAX tells of a collective that broke off, as when a peer is lost, with a RuntimeError of no class of its own; where
-    # the program was dispatched in this thread with a ValueError, whose text begins with the status: "UNKNOWN: Gloo ...".
+    # JAX tells of a collective that broke off, as when a peer is lost, with a RuntimeError of no class of its own; or,
+    # where this thread ran the program, with a ValueError whose text begins with the status: "UNKNOWN: Gloo ...".
     own = isinstance(error, (NotImplementedError, RecursionError)) or out_of_memory(error)
     broken = isinstance(error, ValueError) and str(error).partition(":")[0] in _STATUSES
     return (isinstance(error, RuntimeError) or broken) and not own
