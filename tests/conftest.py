@@ -33,6 +33,7 @@ from support.tiers import (  # noqa: F401  # hooks
     pytest_collection_finish,
     pytest_configure,
     pytest_ignore_collect,
+    pytest_itemcollected,
     pytest_runtest_setup,
     pytest_runtest_teardown,
     slow_first,

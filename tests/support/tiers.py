@@ -20,7 +20,7 @@ import jax
 import pytest
 
 from recjax.utils import program_cache
-from support import garbage, light_compile
+from support import garbage, light_compile, wide
 
 LIMIT_S = 12.0
 LOOP_S = 0.042  # CPU time of `loop` on a quiet core of an AMD EPYC of 2023, with Python 3.11
@@ -44,7 +44,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leaves out modules without a marker that is asked for: to import and collect all takes ten seconds of CPU."""
     if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
         return None
-    return True if lacks(collection_path.read_text(), config.option.markexpr) else None
+    source = collection_path.read_text()
+    if any(f"tests/{listed}".partition("::")[0] in str(collection_path) for listed in wide.WIDE):
+        source += "\n# mark.wide"
+    return True if lacks(source, config.option.markexpr) else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Marks the wide tests that are listed, before markers choose."""
+    if why := wide.reason(item.nodeid):
+        item.add_marker(pytest.mark.wide(why))
 
 
 def lacks(source: str, expression: str) -> bool:

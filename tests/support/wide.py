@@ -1,0 +1,80 @@
+"""The wide tests, which the gate leaves out: more cases of what a test of the gate shows too. Each says of which.
+
+`pytest --full -m wide` runs them, by hand and before a release. Single cases are marked where they stand
+(`pytest.param(..., marks=pytest.mark.wide)`); whole tests and modules are listed here.
+"""
+
+from __future__ import annotations
+
+CONTRACT = "train/test_contract.py has every placement, exchange and optimizer against the oracle"
+RESUME = "train/test_resume.py and test_golden_run.py resume; multiprocess/test_elastic.py after kills"
+# Beginning of a test's id below tests/ -> which test of the gate shows it, or why it can wait.
+WIDE = {
+    "embedding/test_hot_rows.py::test_tables_stay_as_they_are": CONTRACT,
+    "multiprocess/test_elastic.py::test_unequal_data_and_a_stalled_process": "its neighbour, and test_distributed.py",
+    "multiprocess/test_equal.py::test_two_processes_choose_one_plan": "planning/ has the choice, its neighbour processes",
+    "multiprocess/test_hot_rows.py::test_they_get": "multiprocess/test_equal.py and train/test_hot.py",
+    "multiprocess/test_pooled.py": "multiprocess/test_equal.py and train/test_contract.py",
+    "multiprocess/test_products.py": "train/test_products.py; test_distributed.py has how process 0 tells the others",
+    "multiprocess/test_python.py::test_fit_in_two_processes[initialize": "multiprocess/test_elastic.py kills, too",
+    "multiprocess/test_tiers.py::test_a_full_disk": "tiers/ has a full disk, test_distributed.py an end of both",
+    "multiprocess/test_tiers.py::test_a_process_that_decides_otherwise": "test_distributed.py",
+    "planning/test_balance.py::test_training_does_not_depend_on_it": CONTRACT,
+    "planning/test_balance_presets.py": "planning/test_balance.py has the same by hand-worked cases",
+    "serving/test_damaged_exports.py::test_many_edits_of_a_sealed_manifest[records-0": "[records-1048576], [plain-0]",
+    "serving/test_export.py::test_models_and_encodings[bfloat16": "[int4] and [none], and test_on_disk.py",
+    "serving/test_export.py::test_tables_on_disk_give_the_same_bits[bfloat16": "[int8] and [none]",
+    "serving/test_server.py::test_the_next_batch_starts_while_the_model_runs[False]": "[True]",
+    "sweep/test_run.py::test_a_stopped_sweep_saves_its_run_and_begins_no_other[2-130]": "[15-143]",
+    "sweep/test_tune.py::test_a_killed_study": "sweep/test_run.py goes on after a kill, the other tests of tune search",
+    "test_disks.py::test_no_permission": "the other tests there",
+    "test_growth.py::test_time_and_memory_grow_with_the_input[export]": "[export manifest]; damaged ones in serving/",
+    "test_growth.py::test_time_and_memory_grow_with_the_input[kept data]": "[prepared blocks]",
+    "tiers/test_training.py::test_bits_of_pooled_vectors": "the other tests there, and train/test_contract.py",
+    "tiers/test_training.py::test_bits_over_hosts": "the other tests there, and train/test_contract.py",
+    "train/test_code_by_itself.py::test_an_installed_package[editable]": "[plain]",
+    "train/test_compile_ahead.py::test_programs_compiled_ahead": "the other tests there",
+    "train/test_dynamic_tables.py::test_losses_and_rows_are_those_of_a_static_table_on_any_mesh[3": "[8]",
+    "train/test_dynamic_tables.py::test_a_killed_run": RESUME,
+    "train/test_hot.py::test_it_equals_the_oracle_with_others_from_the_third_step_on[replicas]": "[three]",
+    "train/test_increments_run.py::test_a_run_goes_on_from_a_chain_without_tiers": "test_chain.py, and its neighbours",
+    "train/test_increments_run.py::test_all_verbs_read_chains": "the other tests there",
+    "train/test_loop.py::test_time_brings_checkpoints_and_changes_no_number[0-None]": "[100s-4]",
+    "train/test_planted.py::test_without_a_signal": "the other tests there",
+    **dict.fromkeys(
+        (
+            "train/test_pooled.py::test_a_run_goes_on",
+            "train/test_pooled.py::test_it_equals_the_oracle",
+            "train/test_pooled.py::test_predictions_of_independent_groups",
+            "train/test_pooled.py::test_routing_on_the_devices",
+            "train/test_pooled.py::test_sums_by_segments",
+            "train/test_pooled.py::test_vectors_travel",
+        ),
+        CONTRACT,
+    ),
+    "train/test_products.py::test_a_run": "the other tests there",
+    "train/test_ragged.py": CONTRACT,
+    **dict.fromkeys(
+        (
+            "train/test_replicas.py::test_a_run_of_groups",
+            "train/test_replicas.py::test_another_number",
+            "train/test_replicas.py::test_averages_in_fewer",
+            "train/test_replicas.py::test_averaging_each_step",
+            "train/test_replicas.py::test_precision_between",
+            "train/test_replicas.py::test_seeds_of_their_own",
+        ),
+        CONTRACT,
+    ),
+    "train/test_segments.py::test_bits_do_not_depend_on_slots": CONTRACT,
+    "train/test_segments.py::test_pooled_bits_equal": CONTRACT,
+    "train/test_segments.py::test_tables_in_several_segments_equal_the_oracle[3": "[4] and [8]",
+    "train/test_segments.py::test_rows_in_any_slot_equal_the_oracle[hosts]": "the other cases there",
+    "train/test_tasks_contract.py::test_parts_change_no_number": "the other tests there",
+    "train/test_tasks_run.py::test_experts_beat": "quality, which takes a training; models/ has the layers by hand",
+}
+
+
+def reason(nodeid: str) -> str | None:
+    """Why a test is wide; None if it belongs to the gate."""
+    name = nodeid.removeprefix("tests/")
+    return next((why for beginning, why in WIDE.items() if name.startswith(beginning)), None)
