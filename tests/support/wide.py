@@ -12,7 +12,7 @@ RESUME = "train/test_resume.py and test_golden_run.py resume; multiprocess/test_
 WIDE = {
     "embedding/test_hot_rows.py::test_tables_stay_as_they_are": CONTRACT,
     "multiprocess/test_elastic.py::test_unequal_data_and_a_stalled_process": "its neighbour, and test_distributed.py",
-    "multiprocess/test_equal.py::test_two_processes_choose_one_plan": "planning/ has the choice, its neighbour the rest",
+    "multiprocess/test_equal.py::test_two_processes_choose_one_plan": "planning/ has the choice; its neighbour",
     "multiprocess/test_hot_rows.py::test_they_get": "multiprocess/test_equal.py and train/test_hot.py",
     "multiprocess/test_pooled.py": "multiprocess/test_equal.py and train/test_contract.py",
     "multiprocess/test_products.py": "train/test_products.py; test_distributed.py has how process 0 tells the others",
