@@ -65,7 +65,8 @@ def _from_npy(content: bytes) -> list[int]:
     if not content.startswith(np.lib.format.MAGIC_PREFIX):  # NumPy would advise to load it as a pickle
         raise _NoIds("it is a file of another kind")
     try:
-        array = np.load(io.BytesIO(content), allow_pickle=False)
+        with npy.without_warnings():
+            array = np.load(io.BytesIO(content), allow_pickle=False)
     except (*npy.UNREADABLE, OverflowError, TypeError):
         raise _NoIds("NumPy cannot read it as an array of numbers") from None
     if array.ndim != 1 or array.dtype.kind not in "iu":

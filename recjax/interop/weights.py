@@ -255,7 +255,8 @@ _UNREADABLE = (*npy.UNREADABLE, NotImplementedError, RuntimeError, zipfile.BadZi
 def _reading(file: Path) -> Any:
     """Turns what a damaged or foreign file raises into a ConfigError."""
     try:
-        yield
+        with npy.without_warnings():
+            yield
     except _UNREADABLE as error:
         raise ConfigError(
             f"{file} cannot be read as an .npz file: {error}. Save the state dict with numpy.savez(FILE, **{{k: "
