@@ -102,8 +102,15 @@ def jsonable(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def disk_error(path: Path, error: OSError, needed_bytes: int) -> TrainingError:
-    """The paragraph for a user whose disk refused to write `path`, with a remedy for the common causes."""
+def disk_error(path: Path, error: OSError, needed_bytes: int, *, resumes: bool = False) -> TrainingError:
+    """The paragraph for a user whose disk refused to write `path`, with a remedy for the common causes.
+
+    Args:
+      path: of the file or folder.
+      error: what the system said.
+      needed_bytes: that were to be written.
+      resumes: whether a training writes it, which goes on from its newest checkpoint.
+    """
     reason = error.strerror or str(error)
     if error.errno in _NO_PERMISSION:
         return TrainingError(
@@ -115,10 +122,8 @@ def disk_error(path: Path, error: OSError, needed_bytes: int) -> TrainingError:
         existing = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
         sizes += f", and {shutil.disk_usage(existing).free:,} are free there"
     if error.errno in _NO_SPACE:
-        remedy = "Free some space (or raise the quota or `ulimit -f`), or move the run folder to a larger disk"
+        remedy = "Free some space (or raise the quota or `ulimit -f`), or write to a larger disk"
     else:
         remedy = "Check the disk and its mount"
-    return TrainingError(
-        f"cannot write {path}: {reason}; {sizes}. {remedy}, and start the same command again: a run resumes from its "
-        "newest complete checkpoint."
-    )
+    more = ": a run resumes from its newest complete checkpoint" if resumes else ""
+    return TrainingError(f"cannot write {path}: {reason}; {sizes}. {remedy}, and start the same command again{more}.")

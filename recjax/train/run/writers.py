@@ -169,7 +169,7 @@ class MetricsFile(contextlib.AbstractContextManager["MetricsFile"]):
             while left:
                 left = left[self._file.write(left) :]
         except OSError as error:
-            raise disk_error(self._path, error, len(data)) from error
+            raise disk_error(self._path, error, len(data), resumes=True) from error
         self._trackers.write([json.loads(text)])
 
     def close(self) -> None:
