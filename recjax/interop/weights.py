@@ -287,7 +287,7 @@ def _write(file: Path, arrays: Iterable[tuple[str, np.ndarray, str]]) -> int:
     """
     values = needed_bytes = 0
     try:
-        with replacing(file) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as target:
+        with replacing(located(file)) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as target:
             for key, array, rows_hash in arrays:
                 needed_bytes += array.nbytes
                 values += array.size

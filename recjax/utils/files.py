@@ -37,7 +37,7 @@ def write_json(path: Path, value: object) -> None:
 def write_whole(path: Path, data: bytes) -> None:
     """Replaces `path` by `data` in one instant: written beside it, flushed to the disk, then renamed.
 
-    A symbolic link stays, and what it points to is replaced.
+    See `replacing` on symbolic links.
 
     Raises:
       TrainingError: the disk is full or refuses; the old file, if any, is untouched.
@@ -47,7 +47,7 @@ def write_whole(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        flush_folder(unfinished.parent)
+        flush_folder(path.parent)
     except OSError as error:
         raise disk_error(path, error, len(data)) from error
 
@@ -56,9 +56,9 @@ def write_whole(path: Path, data: bytes) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Gives a name beside `path` to write a file to; it takes the place of `path` at the end, and goes at an error.
 
-    A symbolic link stays: all this happens where it points to, whether there is a file or not.
+    A symbolic link is itself replaced: whoever made the folder may have pointed it at any file of this user. Pass a
+    file that the user names through `paths.located`; then a link of his stays, and what it points to is replaced.
     """
-    path = Path(os.path.realpath(path))
     # This thread's number, which is the process's in the main thread: two threads may write the same file.
     unfinished = path.with_name(f".{path.name}.unfinished-{threading.get_native_id()}")
     try:
