@@ -75,8 +75,8 @@ def _from_npy(content: bytes) -> list[int]:
 
 
 def _from_text(content: bytes) -> list[int]:
-    lines = content.decode("ascii", "replace").splitlines()
+    lines = [line.strip(" \t") for line in content.decode("ascii", "replace").splitlines()]
     for number, line in enumerate(lines, 1):
-        if not line.strip().isdigit() or len(line) > 30:  # which int() would not take, or for too long
+        if not line.isdigit() or len(line) > 30:  # which int() would not take, or for too long
             raise _NoIds(f"line {number} is no id")
     return [int(line) for line in lines]

@@ -177,6 +177,7 @@ def test_a_plan_without_files_is_kept_as_it_is(tmp_path):
         ("hot.txt", b"3\n-17\n", "line 2 is no id"),
         ("hot.txt", b"user\n3\n", "line 1 is no id"),
         ("hot.txt", b"9" * 5000, "line 1 is no id"),
+        ("hot.txt", b"3\n\x1f17\n", "line 2 is no id"),  # which Python's strip takes for white space, and its int not
         ("hot.txt", "３".encode(), "line 1 is no id"),
         ("hot.txt", b"3\n17\n3\n", "hot.txt names an id twice"),
         ("hot.npy", b"3\n17\n", "cannot be read: it is a file of another kind"),
