@@ -204,6 +204,17 @@ def test_plan_tells_where_every_table_goes(preset, tmp_path):
     )
 
 
+def test_an_output_file_that_is_a_link_stays_one(run, preset, tmp_path):
+    for name, command in (
+        ("plan.json", ("plan", preset, "mesh.devices=4", "--save")),
+        ("weights.npz", ("weights", "export", run[0], "--format", "facebook", "--out")),
+    ):
+        link, file = tmp_path / name, tmp_path / f"there-{name}"
+        link.symlink_to(file)
+        assert inside(*command, link).status == 0
+        assert link.is_symlink() and file.stat().st_size > 100
+
+
 def test_data_prepare_and_info(tmp_path):
     made = inside("data", "prepare", "movietweetings", "--out", tmp_path / "made", "min_user_count=5", "--json").result
     assert made.keys() == {"dataset", "path", "fingerprint", "rows", "skipped"}

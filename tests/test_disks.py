@@ -53,7 +53,11 @@ def test_a_disk_that_is_full_for_a_checkpoint(preset, clean, tmp_path):
     with largest_file(4000):
         done = inside(*command)
     assert_refused(
-        done, 1, f"cannot write {tmp_path}/checkpoints/00000002: File too large; it needs [1-9]", "ulimit -f"
+        done,
+        1,
+        f"cannot write {tmp_path}/checkpoints/00000002: File too large; it needs [1-9]",
+        "ulimit -f",
+        "start the same command again: a run resumes from its newest complete checkpoint",
     )
     assert os.listdir(tmp_path / "checkpoints") == []
     assert inside(*command).result["eval"] == clean

@@ -131,6 +131,30 @@ def test_a_damaged_config_or_record(preset, tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == metrics
 
 
+def test_nothing_is_written_through_a_link_in_a_run_folder(preset, clean, tmp_path):
+    """Whoever made the folder may have pointed its files anywhere: to resume and to evaluate it replaces the links."""
+    run, mine, plan = tmp_path / "run", tmp_path / "mine", tmp_path / "plan.json"
+    mine.mkdir()
+    assert inside("plan", preset, *SMALL, "--save", plan).status == 0
+    command = ("train", preset, *SMALL, f"plan={plan}", "--json", "--out", run)
+    first = inside("train", *command[1:], "train.steps=1").result
+    assert first["steps"] == 1
+    files = [path for path in run.iterdir() if path.is_file()] + [run / "calibration.png"]
+    assert {".lock", "config.json", "metrics.jsonl", "plan.json", "summary.json", "curves.png"} < {
+        f.name for f in files
+    }
+    (run / "calibration.png").write_bytes(b"old")
+    (run / ".lock").write_bytes(b"old")
+    for file in files:
+        file.rename(mine / file.name)
+        file.symlink_to(mine / file.name)
+    before = {file.name: file.read_bytes() for file in mine.iterdir()}
+    assert inside(*command).result["eval"] == clean
+    assert inside("eval", run).status == 0
+    assert {file.name: file.read_bytes() for file in mine.iterdir()} == before
+    assert not [file.name for file in files if file.is_symlink()]
+
+
 def test_two_runs_in_one_folder(preset, clean, tmp_path):
     (tmp_path / "run").mkdir()
     with open(tmp_path / "run" / ".lock", "w") as lock:

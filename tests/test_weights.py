@@ -6,11 +6,13 @@ models/dlrm.py, crossnet.py and mlp.py, with their names, orders of weights and 
 
 import math
 import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support import damage
 from support.commands import assert_refused, inside
 
 from recjax.config import presets
@@ -286,6 +288,15 @@ def test_a_file_that_is_damaged_inside_is_refused_before_anything_is_written(tmp
 
 
 # --- what is refused ---
+
+
+def test_an_array_that_numpy_would_warn_of_is_refused_without_its_warning(tmp_path):
+    file = save(tmp_path / "in.npz", changed(draw(facebook_shapes()), **{"bot_l.2.bias": None}))
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("bot_l.2.bias.npy", damage.NPY_OF_PYTHON_2)
+    done = inside("weights", "import", file, "synthetic", *DATA, *DOT, "--out", tmp_path / "run")
+    assert_refused(done, 2, "in.npz cannot be read as an .npz file: .*Python 2")
+    assert "Warning" not in done.err
 
 
 def changed(weights: Weights, **changes: Any) -> Weights:

@@ -151,7 +151,7 @@ def plan(options: argparse.Namespace) -> None:
         beside = is_file(config.plan) and located(config.plan).parent == located(options.save).parent
         saved = plan if beside else plan.without_files()  # whose paths are relative to the plan file
         try:
-            with replacing(expanded(options.save)) as unfinished:
+            with replacing(located(options.save)) as unfinished:
                 unfinished.write_text(saved.to_json(), encoding="utf-8")
         except OSError as error:
             raise ConfigError(

@@ -65,7 +65,8 @@ def _from_npy(content: bytes) -> list[int]:
     if not content.startswith(np.lib.format.MAGIC_PREFIX):  # NumPy would advise to load it as a pickle
         raise _NoIds("it is a file of another kind")
     try:
-        array = np.load(io.BytesIO(content), allow_pickle=False)
+        with npy.without_warnings():
+            array = np.load(io.BytesIO(content), allow_pickle=False)
     except (*npy.UNREADABLE, OverflowError, TypeError):
         raise _NoIds("NumPy cannot read it as an array of numbers") from None
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -74,8 +75,8 @@ def _from_npy(content: bytes) -> list[int]:
 
 
 def _from_text(content: bytes) -> list[int]:
-    lines = content.decode("ascii", "replace").splitlines()
+    lines = [line.strip(" \t") for line in content.decode("ascii", "replace").splitlines()]
     for number, line in enumerate(lines, 1):
-        if not line.strip().isdigit() or len(line) > 30:  # which int() would not take, or for too long
+        if not line.isdigit() or len(line) > 30:  # which int() would not take, or for too long
             raise _NoIds(f"line {number} is no id")
     return [int(line) for line in lines]

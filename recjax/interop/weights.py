@@ -255,7 +255,8 @@ _UNREADABLE = (*npy.UNREADABLE, NotImplementedError, RuntimeError, zipfile.BadZi
 def _reading(file: Path) -> Any:
     """Turns what a damaged or foreign file raises into a ConfigError."""
     try:
-        yield
+        with npy.without_warnings():
+            yield
     except _UNREADABLE as error:
         raise ConfigError(
             f"{file} cannot be read as an .npz file: {error}. Save the state dict with numpy.savez(FILE, **{{k: "
@@ -286,7 +287,7 @@ def _write(file: Path, arrays: Iterable[tuple[str, np.ndarray, str]]) -> int:
     """
     values = needed_bytes = 0
     try:
-        with replacing(file) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as target:
+        with replacing(located(file)) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as target:
             for key, array, rows_hash in arrays:
                 needed_bytes += array.nbytes
                 values += array.size

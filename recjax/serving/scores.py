@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from recjax.errors import ConfigError, TrainingError
 from recjax.utils.files import replacing
+from recjax.utils.paths import located
 from recjax.utils.repeats import first_repeated
 
 _OURS = {
@@ -82,13 +83,13 @@ def _cell(value: Any) -> str:
 
 @contextlib.contextmanager
 def whole_file(out: Path) -> Iterator[TextIO]:
-    """Opens `out` for writing, under another name until all is written.
+    """Opens `out` for writing, under another name until all is written. A symbolic link stays one.
 
     Raises:
       TrainingError: the disk is full or refuses; then nothing is kept.
     """
     try:
-        with replacing(out) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
+        with replacing(located(out)) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
             yield file
     except OSError as error:
         raise TrainingError(

@@ -35,7 +35,7 @@ from recjax.sweep.run import Signals, result, train_apart
 from recjax.sweep.search_file import Search
 from recjax.utils import log, strict_json
 from recjax.utils.files import disk_error
-from recjax.utils.locks import locked, try_lock
+from recjax.utils.locks import locked, open_lock, try_lock
 
 _POLL_S = 0.2  # between looks at the metrics of a run
 _HOPELESS = 3  # first trials that fail before the search ends
@@ -152,7 +152,7 @@ class Study:
 
     def _lock(self, held: contextlib.ExitStack, number: int) -> int | None:
         """The descriptor of a trial's lock, or None where another process holds it."""
-        file = open(self._search.out / f".trial-{number:04}.lock", "w")
+        file = open_lock(self._search.out / f".trial-{number:04}.lock")
         if not try_lock(file):
             file.close()
             return None

@@ -37,7 +37,7 @@ def write_json(path: Path, value: object) -> None:
 def write_whole(path: Path, data: bytes) -> None:
     """Replaces `path` by `data` in one instant: written beside it, flushed to the disk, then renamed.
 
-    A symbolic link stays, and what it points to is replaced.
+    See `replacing` on symbolic links.
 
     Raises:
       TrainingError: the disk is full or refuses; the old file, if any, is untouched.
@@ -47,7 +47,7 @@ def write_whole(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        flush_folder(unfinished.parent)
+        flush_folder(path.parent)
     except OSError as error:
         raise disk_error(path, error, len(data)) from error
 
@@ -56,9 +56,9 @@ def write_whole(path: Path, data: bytes) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Gives a name beside `path` to write a file to; it takes the place of `path` at the end, and goes at an error.
 
-    A symbolic link stays: all this happens where it points to, whether there is a file or not.
+    A symbolic link is itself replaced: whoever made the folder may have pointed it at any file of this user. Pass a
+    file that the user names through `paths.located`; then a link of his stays, and what it points to is replaced.
     """
-    path = Path(os.path.realpath(path))
     # This thread's number, which is the process's in the main thread: two threads may write the same file.
     unfinished = path.with_name(f".{path.name}.unfinished-{threading.get_native_id()}")
     try:
@@ -102,8 +102,15 @@ def jsonable(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def disk_error(path: Path, error: OSError, needed_bytes: int) -> TrainingError:
-    """The paragraph for a user whose disk refused to write `path`, with a remedy for the common causes."""
+def disk_error(path: Path, error: OSError, needed_bytes: int, *, resumes: bool = False) -> TrainingError:
+    """The paragraph for a user whose disk refused to write `path`, with a remedy for the common causes.
+
+    Args:
+      path: of the file or folder.
+      error: what the system said.
+      needed_bytes: that were to be written.
+      resumes: whether a training writes it, which goes on from its newest checkpoint.
+    """
     reason = error.strerror or str(error)
     if error.errno in _NO_PERMISSION:
         return TrainingError(
@@ -115,10 +122,8 @@ def disk_error(path: Path, error: OSError, needed_bytes: int) -> TrainingError:
         existing = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
         sizes += f", and {shutil.disk_usage(existing).free:,} are free there"
     if error.errno in _NO_SPACE:
-        remedy = "Free some space (or raise the quota or `ulimit -f`), or move the run folder to a larger disk"
+        remedy = "Free some space (or raise the quota or `ulimit -f`), or write to a larger disk"
     else:
         remedy = "Check the disk and its mount"
-    return TrainingError(
-        f"cannot write {path}: {reason}; {sizes}. {remedy}, and start the same command again: a run resumes from its "
-        "newest complete checkpoint."
-    )
+    more = ": a run resumes from its newest complete checkpoint" if resumes else ""
+    return TrainingError(f"cannot write {path}: {reason}; {sizes}. {remedy}, and start the same command again{more}.")

@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import IO
 
 
+def open_lock(path: Path) -> IO[str]:
+    """Opens a lock file, which is made; of a symbolic link it takes the place, and leaves what that points to alone."""
+    if path.is_symlink():
+        path.unlink()
+    return path.open("w")
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Waits until nobody else holds the lock `path`, a file that is made."""
-    with path.open("w") as file:
+    with open_lock(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
     # The empty file stays: removing it could let two processes hold "the" lock.

@@ -7,16 +7,30 @@ at a time here. Data are read side by side.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import threading
 import tokenize
+import warnings
+from collections.abc import Iterator
 
 import numpy as np
 
 _PARSING = threading.Lock()
 # what NumPy raises at damaged files, and the system at missing ones
 UNREADABLE = (EOFError, KeyError, MemoryError, OSError, SyntaxError, ValueError, struct.error, tokenize.TokenError)
+
+
+@contextlib.contextmanager
+def without_warnings() -> Iterator[None]:
+    """Makes a ValueError of what NumPy would warn of in its block, such as a header that it repairs before it reads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            yield
+        except Warning as warning:
+            raise ValueError(str(warning)) from warning
 
 
 def map_array(file: str | os.PathLike[str]) -> np.ndarray:

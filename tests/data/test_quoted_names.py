@@ -74,6 +74,44 @@ def test_a_column_that_cannot_be_as_it_was_asked_is_named_as_a_shell_takes_it(fi
     assert inside(*command, f"columns=auto,{instead}").status == 0
 
 
+def test_a_column_that_may_have_been_meant_as_numbers_is_named_as_a_shell_takes_it(tmp_path):
+    """What the warning tells to do is done: left out are the rows of the word, or each number is an id."""
+    prices = [f"{i}.25" for i in range(60)]
+    path = tables.write(pa.table({"a,b": [*prices, "soon"], "y": ["0", "1"] * 30 + ["0"]}), tmp_path / "t.csv")
+    command = ("data", "prepare", "table", "--from", path, "label=y")
+    warned = inside(*command, "--out", tmp_path / "out")
+    assert warned.status == 0
+    (warning,) = [line for line in warned.err.splitlines() if line.startswith("warning: a,b is text")]
+    where, dense, ids = (shlex.split(hint)[0] for hint in re.findall(r"'(?:where|columns)=.*?'", warning))
+    told = ['where="a,b"!=VALUE', 'columns=auto,"a,b":dense', 'columns=auto,"a,b":id']
+    assert [where, dense, ids] == told
+    done = inside(*command, where.replace("VALUE", "soon"), dense, "--out", tmp_path / "dense")
+    assert done.status == 0 and open_prepared(tmp_path / "dense").schema.dense == ("a,b",)
+    done = inside(*command, ids, "--out", tmp_path / "ids")
+    assert done.status == 0 and [each.name for each in open_prepared(tmp_path / "ids").schema.features] == ["a,b"]
+
+
+def test_a_column_of_unlike_types_is_left_out_as_the_refusal_tells(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name, values in (("a", ["v", "w"] * 4), ("b", [1, 2] * 4)):
+        tables.write(pa.table({"a,b": values, "c": ["x"] * 8, "y": [0, 1] * 4}), tmp_path / f"in/{name}.parquet")
+    command = ("data", "prepare", "table", "--from", tmp_path / "in", "label=y", "--out", tmp_path / "out")
+    refused = assert_refused(inside(*command, 'columns=c:id,"a,b":id'), 3, "column 'a,b' holds text in .*a.parquet")
+    instead = pasted(refused.removesuffix("."), "or leave it out: ")
+    assert instead == '"a,b":skip'
+    assert inside(*command, f"columns=c:id,{instead}").status == 0
+
+
+def test_a_value_that_a_condition_cannot_compare_is_left_out_as_the_refusal_tells(tmp_path):
+    table = {"a,b": ["1", "2", "3", "cheap"] * 5, "c": ["x", "z"] * 10, "y": ["0", "0", "1", "0"] * 5}
+    path = tables.write(pa.table(table), tmp_path / "t.csv")
+    command = ("data", "prepare", "table", "--from", path, "label=y", "columns=c:id", "--out", tmp_path / "out")
+    refused = assert_refused(inside(*command, 'where="a,b">1'), 3, "'cheap', not a number that the condition")
+    instead = pasted(refused.removesuffix("."), "such as ")
+    assert instead == 'where="a,b"!=VALUE,"a,b">1'
+    assert inside(*command, instead.replace("VALUE", "cheap"), "--json").result["rows"]["train"] > 0
+
+
 def test_labels_conditions_and_crosses(file, tmp_path):
     """The first condition keeps one value of nine; the label's threshold is on a column with a comma."""
     config = Table(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import damage
 
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Plan, self_contained
@@ -176,10 +177,12 @@ def test_a_plan_without_files_is_kept_as_it_is(tmp_path):
         ("hot.txt", b"3\n-17\n", "line 2 is no id"),
         ("hot.txt", b"user\n3\n", "line 1 is no id"),
         ("hot.txt", b"9" * 5000, "line 1 is no id"),
+        ("hot.txt", b"3\n\x1f17\n", "line 2 is no id"),  # which Python's strip takes for white space, and its int not
         ("hot.txt", "３".encode(), "line 1 is no id"),
         ("hot.txt", b"3\n17\n3\n", "hot.txt names an id twice"),
         ("hot.npy", b"3\n17\n", "cannot be read: it is a file of another kind"),
         ("hot.npy", b"\x93NUMPY", "hot.npy cannot be read"),
+        ("hot.npy", damage.NPY_OF_PYTHON_2, "hot.npy cannot be read: NumPy cannot read it"),
         ("hot.npy", np.array([[3, 17]]), "it holds no one-dimensional array of integers"),
         ("hot.npy", np.array([3.0, 17.0]), "it holds no one-dimensional array of integers"),
         ("hot.npy", np.array([3, None]), "cannot be read: NumPy cannot read it"),

@@ -356,6 +356,7 @@ def test_what_does_not_fit_together_is_named(export, plain, tmp_path):
         ("outputs.shape", ["b", 2], "outputs has another shape than its tasks"),
         ("parameters.dense[0]", DELETE, "program.stablehlo takes other parameters than manifest.json says"),
         ("model.step", -1, "model.step is -1, not an integer from 0 to"),
+        ("files['parameters.npz'].bytes", [9], "files['parameters.npz'].bytes is a list, not an integer from 0 to"),
         ("files['parameters.npz'].sha256", "x", "files['parameters.npz'].sha256 is 'x', not a SHA-256"),
         ("program.platforms", "cpu", "program.platforms is 'cpu', not a list"),
         ("sparse", 1, "it has the key 'sparse'"),

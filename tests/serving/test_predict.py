@@ -121,7 +121,9 @@ def test_values_that_training_never_saw(shop, tmp_path):
     folder, _ = shop
     row = rows()[0]
     file = write(tmp_path / "rows.jsonl", [row | {"user": user} for user in (-(10**15), 10**18)])
+    (tmp_path / "scores.csv").symlink_to("there.csv")
     predict(folder / "run", file, tmp_path / "scores.csv", [])
+    assert (tmp_path / "scores.csv").is_symlink() and (tmp_path / "there.csv").is_file()
     _, logits, _ = scores(tmp_path / "scores.csv")
     assert logits[0] == logits[1]
 

@@ -18,6 +18,10 @@ HARMLESS: dict[str, Callable[[bytes], bytes]] = {
     "all": lambda data: b"\xef\xbb\xbf" + data.replace(b"\n", b"\r\n").removesuffix(b"\r\n"),
 }
 
+_HEADER = b"{'descr': '<i8', 'fortran_order': False, 'shape': (2L,), }".ljust(117) + b"\n"
+# An .npy file [3, 17] as Python 2 wrote it: NumPy warns while it reads it.
+NPY_OF_PYTHON_2 = b"\x93NUMPY\x01\x00v\x00" + _HEADER + bytes([3, *7 * [0], 17, *7 * [0]])
+
 
 def zipped(file: Path) -> Path:
     """Replaces a file by its gzipped copy."""

@@ -11,6 +11,7 @@ import pytest
 
 from recjax.errors import TrainingError
 from recjax.utils import files
+from recjax.utils.paths import located
 
 
 def test_write_json_writes_numbers_that_any_reader_takes(tmp_path):
@@ -101,6 +102,7 @@ def test_a_full_disk_is_one_paragraph_with_place_sizes_and_remedy(tmp_path):
 )
 def test_each_refusal_has_its_remedy(tmp_path, number, words):
     message = str(files.disk_error(tmp_path / "no" / "such" / "file", OSError(number, os.strerror(number)), 12))
+    assert "checkpoint" not in message  # of which only a training has any
     assert words in message and os.strerror(number) in message and str(tmp_path / "no/such/file") in message
     assert "\n" not in message
 
@@ -125,7 +127,23 @@ def test_checksums_of_all_files_below_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["a file", "nothing yet"])
-def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path, there):
+def test_a_link_is_replaced_itself_and_what_it_points_to_is_left_alone(tmp_path, there):
+    """Whoever made the folder may have pointed it anywhere."""
+    folder, file = tmp_path / "folder", tmp_path / "file"
+    folder.mkdir()
+    if there:
+        file.write_text("old")
+    for write in (lambda link: files.write_whole(link, b"new"), lambda link: _replace(link, "new")):
+        link = folder / "link"
+        link.unlink(missing_ok=True)
+        link.symlink_to("../file")
+        write(link)
+        assert not link.is_symlink() and link.read_text() == "new" and os.listdir(folder) == ["link"]
+        assert file.read_text() == "old" if there else not file.exists()
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["a file", "nothing yet"])
+def test_a_link_that_the_user_names_stays_and_what_it_points_to_is_replaced(tmp_path, there):
     """A relative link to a link in another folder, whose file is, or is not there; in the link's folder nothing is."""
     near, far = tmp_path / "near", tmp_path / "far"
     near.mkdir(), far.mkdir()
@@ -134,7 +152,8 @@ def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path, there):
     middle.symlink_to(file)
     if there:
         file.write_text("old")
-    for text, write in (("one", lambda: files.write_whole(link, b"one")), ("two", lambda: _replace(link, "two"))):
+    named = located(link)
+    for text, write in (("one", lambda: files.write_whole(named, b"one")), ("two", lambda: _replace(named, "two"))):
         kept = tmp_path / f"before {text}"  # another name of what is there now
         if file.exists():
             os.link(file, kept)
@@ -150,14 +169,14 @@ def test_what_fails_through_a_link_leaves_its_target_alone(tmp_path):
     link, file = tmp_path / "link", tmp_path / "file"
     file.write_text("old")
     link.symlink_to(file)
-    with pytest.raises(KeyError), files.replacing(link) as unfinished:
+    with pytest.raises(KeyError), files.replacing(located(link)) as unfinished:
         unfinished.write_text("half")
         raise KeyError
     assert file.read_text() == "old" and sorted(os.listdir(tmp_path)) == ["file", "link"]
     link.unlink()
     link.symlink_to(tmp_path / "gone" / "file")
-    with pytest.raises(TrainingError, match="cannot write .*link: No such file or directory"):
-        files.write_whole(link, b"new")
+    with pytest.raises(TrainingError, match="cannot write .*gone/file: No such file or directory"):
+        files.write_whole(located(link), b"new")
     assert sorted(os.listdir(tmp_path)) == ["file", "link"]
 
 

@@ -56,6 +56,16 @@ def test_resume_drops_later_steps_and_a_fresh_run_drops_all(tmp_path):
     assert path.read_text() == ""
 
 
+def test_lines_are_not_added_to_what_a_link_points_to(tmp_path):
+    path, there = tmp_path / "metrics.jsonl", tmp_path / "there"
+    fill(there, [10, 20])
+    before = there.read_bytes()
+    path.symlink_to(there)
+    with MetricsFile(path, 20) as file:
+        file.write({"step": 30, "split": "train", "loss": 3.0})
+    assert there.read_bytes() == before and [line["step"] for line in read(path)] == [10, 20, 30]
+
+
 def test_lines_of_the_step_itself_are_dropped_by_split(tmp_path):
     path = tmp_path / "metrics.jsonl"
     lines = [{"step": step, "split": split} for step in (10, 20) for split in ("train", "validation", "test")]

@@ -13,6 +13,7 @@ from recjax.data.arrow.row_filter import Condition
 from recjax.data.arrow.scan import TableFile
 from recjax.data.arrow.wording import Wording
 from recjax.errors import DataError
+from recjax.settings import items
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +78,11 @@ def _filtered(piece: Piece, names: Sequence[str], conditions: Sequence[Condition
         row = int(np.argmax(wrong))
         value = convert.plain(arrays[condition.column])[row]
         hint = chunk_columns.encoding_hint(value, piece.file.form, Wording.COMMAND.option)
+        earlier = Wording.COMMAND.option("where", f"{items.quote(condition.column)}!=VALUE,{condition.text}")
         raise DataError(
             f"{piece.where(row)}: column {condition.column!r} is {chunk_columns.shown(value)}, not {condition.asked} "
             f"that the condition {condition.text} could compare.{hint} Correct the value, or leave "
-            f"such rows out by a condition before this one, such as {condition.column}!=VALUE,{condition.text}."
+            f"such rows out by a condition before this one, such as {earlier}."
         )
     batch = piece.batch.select(list(names))
     if keep.all():

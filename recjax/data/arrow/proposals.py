@@ -11,6 +11,7 @@ from recjax.data.arrow.column_profile import IN_WORDS, ColumnProfile
 from recjax.data.arrow.convert import EXACT
 from recjax.data.arrow.roles import AUTO, Role, column_text
 from recjax.data.arrow.wording import Wording
+from recjax.settings import items
 
 _NAMED_ID = re.compile(r"(^|[_\W])(id|ids|uid|key|code|zip|zipcode|postcode|sku|isbn|hash)($|[_\W])|[a-z]I[dD]$", re.I)
 _LEVELS, _LEAST_RANGE = 20, 200  # distinct integers: up to so many are levels; from so many on, without gaps, ids
@@ -129,8 +130,8 @@ def to_text(proposals: Mapping[str, Proposal], given: Sequence[str] = (), wordin
         if proposal.numbers:
             more.append(
                 f"warning: {proposal.numbers}. Correct such values, written as 3.50 without marks between thousands, "
-                f"or leave their rows out ({wording.option('where', f'{name}!=VALUE')}): then "
-                f"{option(f'auto,{name}:dense')} makes it a number. If ids are right, say {option(f'auto,{name}:id')}"
+                f"or leave their rows out ({wording.option('where', f'{items.quote(name)}!=VALUE')}): then "
+                f"{with_role(name, 'dense')} makes it a number. If ids are right, say {with_role(name, 'id')}"
             )
     asked = f"to have it otherwise, start from {option(taken)}"
     return "\n".join([f"{option(AUTO)} takes the columns so:", *lines, asked, *more])

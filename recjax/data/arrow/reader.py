@@ -218,7 +218,8 @@ class TableReader:
                 if role != "skip" and not types[0].joins(types[1], role == "jagged"):
                     raise DataError(
                         f"column {name!r} holds {types[0]} in {first}, but {types[1]} in {file}, which cannot be one "
-                        f"feature. Write the column alike in all files, or leave it out: {name}:skip."
+                        "feature. Write the column alike in all files, or leave it out: "
+                        f"{roles.in_shell(name, 'skip')}."
                     )
         return [name for name in self._names if name in judged]
 

@@ -28,6 +28,7 @@ from recjax.planning.product_table import Table, choose, read, this_machine, wri
 from recjax.train.build import build_trainer
 from recjax.train.products import layer_shapes
 from recjax.utils import log
+from recjax.utils.paths import located
 from recjax.utils.text import aligned
 
 _LEAST_US = 0.1  # that a product takes: below, the clock says nothing
@@ -65,7 +66,7 @@ def measure(config: RunConfig, rounds: int, path: Path) -> dict[str, Any]:
     with jax.default_device(device):
         found = Table(machine, tuple(_times(list(dict.fromkeys(layers)), rounds).items()))
     table = found if earlier is None else earlier.joined(found)
-    write(table, path)
+    write(table, located(path))
     chosen = choose(found, layers, str(path))
     return {"out": str(path), "machine": machine, **_figures(found, chosen)}
 

@@ -12,7 +12,7 @@ from recjax.cli import common
 from recjax.cli.verbs import write_result
 from recjax.errors import ConfigError, DeviceError
 from recjax.utils import log
-from recjax.utils.paths import expanded
+from recjax.utils.paths import expanded, located
 
 _HOST_DEVICES = 8  # that a full calibration has: collectives and a step's start take other times with each device
 
@@ -82,12 +82,12 @@ def calibrate(options: argparse.Namespace) -> None:
     else:
         machine = calibration.calibrate(mesh, effort, log.info, options.name)
     machine = report.with_note(machine, others.share(), options.quick)
-    write(machine, options.out)  # before the disk, which may fail
+    write(machine, located(options.out))  # before the disk, which may fail
     if disk is not None:
         from recjax.lab.calibrate.rates import with_disk
 
         machine = with_disk(machine, disk)
-        write(machine, options.out)
+        write(machine, located(options.out))
     write_result(
         options,
         {"out": str(options.out), **report.figures(machine)},

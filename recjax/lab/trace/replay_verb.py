@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from recjax.errors import ConfigError, DeviceError
 from recjax.parallel import distributed
 from recjax.settings.values import either
-from recjax.utils.paths import expanded
+from recjax.utils.paths import expanded, located
 
 if TYPE_CHECKING:
     from recjax.parallel.mesh import MeshConfig
@@ -108,7 +108,7 @@ def replay(options: argparse.Namespace) -> tuple[Any, Callable[[], str]]:
 
     result = _sweep(options) if options.sweep else _replay(options)
     if options.out and distributed.is_main():
-        write_json(options.out, result)
+        write_json(located(options.out), result)
     text = show.sweep_text if options.sweep else show.replay_text
     return result, lambda: text(result)
 
@@ -185,6 +185,6 @@ def _sweep(options: argparse.Namespace) -> dict[str, Any]:
 
     def keep(result: dict[str, Any]) -> None:
         if options.out and distributed.is_main():
-            write_json(options.out, result)
+            write_json(located(options.out), result)
 
     return sweep(mesh, kinds, sizes, options.repeats, memory // 2 or None, keep)

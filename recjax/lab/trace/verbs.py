@@ -13,7 +13,7 @@ from recjax.errors import ConfigError, DataError
 from recjax.lab.trace import replay_verb
 from recjax.lab.variants import variants
 from recjax.parallel import distributed
-from recjax.utils.paths import expanded
+from recjax.utils.paths import expanded, located
 
 if TYPE_CHECKING:
     from recjax.lab.formats.trace import Trace
@@ -235,11 +235,11 @@ def report(options: argparse.Namespace) -> Shown:
     if options.timeline:
         if options.timeline.suffix != ".png" or len(traces) > 1:
             raise ConfigError(f"--timeline {options.timeline}: it is the .png of one trace.")
-        write_whole(options.timeline, timeline(traces[0], labels(found)[0], options.step))
+        write_whole(located(options.timeline), timeline(traces[0], labels(found)[0], options.step))
         options.out = [*options.out, options.timeline]
     for path in options.out:
         if path != options.timeline:
-            write_whole(path, makers[path.suffix](found))
+            write_whole(located(path), makers[path.suffix](found))
     written = "".join(f"\n\nwrote {path}" for path in options.out)
     return {"traces": found, "out": [str(p) for p in options.out]}, lambda: show.to_text(found, options.calls) + written
 

@@ -386,7 +386,7 @@ def _failed(folder: Path, error: BaseException, needed_bytes: int) -> BaseExcept
             f"checkpoint {folder} does not read back as it was written: {error}. It is not kept; those before it are "
             "as they were. Check the disk and its mount, and start the same command again, or choose another --out."
         )
-    return disk_error(folder, error, needed_bytes) if isinstance(error, OSError) else error
+    return disk_error(folder, error, needed_bytes, resumes=True) if isinstance(error, OSError) else error
 
 
 def _flushed(folder: Path) -> manifest.Files:

@@ -26,7 +26,7 @@ from recjax.train.run.code_of_run import CodeCopy
 from recjax.train.trainer import Trainer
 from recjax.utils import strict_json
 from recjax.utils.files import write_json, write_whole
-from recjax.utils.locks import try_lock
+from recjax.utils.locks import open_lock, try_lock
 from recjax.utils.text import nearest
 
 _OF_EVERY_RUN = {"data", "model", "embedding", "train"}  # keys of a config.json
@@ -87,7 +87,7 @@ class RunFolder(ReadOnlyRunFolder):
         self._refuse_foreign()
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock: IO[str] = open(path / ".lock", "w")  # held until __exit__
+            self._lock: IO[str] = open_lock(path / ".lock")  # held until __exit__
         except OSError as error:
             raise TrainingError(
                 f"the run folder {path} cannot be written: {error.strerror}. Choose an --out where you may write, or "

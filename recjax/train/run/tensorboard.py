@@ -38,7 +38,7 @@ class EventFile:
             # Not the package's SummaryWriter: its queue blocks forever once the disk is full.
             self._writer: Any = package.event_file_writer.EventsWriter(str(folder / "events"))
         except OSError as error:
-            raise disk_error(folder / "events.out.tfevents", error, 0) from error
+            raise disk_error(folder / "events.out.tfevents", error, 0, resumes=True) from error
         self._flush()
 
     def write(self, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -66,4 +66,4 @@ class EventFile:
         try:
             self._writer.flush()
         except OSError as error:
-            raise disk_error(self._folder / "events.out.tfevents", error, 0) from error
+            raise disk_error(self._folder / "events.out.tfevents", error, 0, resumes=True) from error

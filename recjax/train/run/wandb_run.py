@@ -38,7 +38,7 @@ class WandbRun:
                 shutil.rmtree(self._folder)
             self._folder.mkdir()  # else W&B takes a folder elsewhere where it may not write
         except OSError as error:
-            raise disk_error(self._folder, error, 0) from error
+            raise disk_error(self._folder, error, 0, resumes=True) from error
         # Nothing of the machine, the code or the environment, and no signal handlers, belong to the metrics of a run.
         quiet = wandb.Settings(
             console="off",

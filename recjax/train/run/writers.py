@@ -143,12 +143,12 @@ class MetricsFile(contextlib.AbstractContextManager["MetricsFile"]):
                 "folder with --out."
             ) from error
         kept = b"" if resume_step is None else _lines_up_to(resume_step, without, old, path)
-        if kept != old:
+        if kept != old or path.is_symlink():  # which becomes a file of this folder before anything is added
             write_whole(path, kept)
         try:
             self._file = open(path, "ab", buffering=0)  # closed by close
         except OSError as error:
-            raise disk_error(path, error, 0) from error
+            raise disk_error(path, error, 0, resumes=True) from error
         self._trackers = Trackers(trackers, path.parent, kept, settings)
 
     def write(self, line: Mapping[str, object]) -> None:
@@ -169,7 +169,7 @@ class MetricsFile(contextlib.AbstractContextManager["MetricsFile"]):
             while left:
                 left = left[self._file.write(left) :]
         except OSError as error:
-            raise disk_error(self._path, error, len(data)) from error
+            raise disk_error(self._path, error, len(data), resumes=True) from error
         self._trackers.write([json.loads(text)])
 
     def close(self) -> None:

@@ -94,6 +94,12 @@ def test_the_options_of_the_picture(tmp_path):
     folder = save(two_steps(), tmp_path / "two")
     done = inside("trace", "report", folder, "--timeline", tmp_path / "step.png", "--step", 1)
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG") and "step.png" in done.out
+    for name in ("page.html", "other.png"):  # links of the user, which stay
+        (tmp_path / name).symlink_to(tmp_path / f"there-{name}")
+    pages = ("--out", tmp_path / "page.html", "--timeline", tmp_path / "other.png")
+    assert inside("trace", "report", folder, *pages).status == 0
+    assert (tmp_path / "page.html").is_symlink() and (tmp_path / "there-page.html").stat().st_size > 100
+    assert (tmp_path / "other.png").is_symlink() and (tmp_path / "there-other.png").stat().st_size > 100
     assert_refused(inside("trace", "report", folder, "--step", 1), 2, "give --timeline FILE.png, too")
     assert_refused(inside("trace", "report", folder, "--timeline", tmp_path / "step.svg"), 2, "the .png of one trace")
     plain = save(by_hand(), tmp_path / "plain", "param")
