@@ -16,7 +16,7 @@ from recjax.data.arrow.column_profile import ColumnProfile, ValueType
 from recjax.data.arrow.label import LabelProfile
 from recjax.data.arrow.labels import Labels, LabelsProfile, describe
 from recjax.data.arrow.pieces import Piece
-from recjax.data.arrow.proposals import propose
+from recjax.data.arrow.proposals import explain_no_features, propose
 from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.arrow.scan import TableFile
 from recjax.data.arrow.shared_vocabularies import check_like, share_vocabularies
@@ -93,6 +93,7 @@ class TableReader:
             raise ConfigError(
                 f"no column of {self._files[0][0]} is left as a feature. Name some: "
                 f"{choices.wording.option('columns', 'user:id,price:dense')}."
+                f"{explain_no_features(self.proposals, choices.wording)}"
             )
         self.specs = self._with_edges({name: wanted[name].buckets for name in order if wanted[name].buckets})
         self.features = [spec.feature for spec in self.specs if spec.is_feature]
