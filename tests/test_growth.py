@@ -1,8 +1,11 @@
 """No reader's time or memory grows out of proportion to its input, wherever that is made larger."""
 
+import functools
+import os
 import time
-import tracemalloc
+from pathlib import Path
 
+import numpy as np
 import pytest
 from support import fuzzing, growth
 
@@ -39,14 +42,24 @@ def cpu_of(target, folder):
     return time.process_time() - begin
 
 
-def peak_of(target, folder):
-    """Most bytes that Python and NumPy hold at a time meanwhile."""
-    tracemalloc.start()
-    try:
-        cpu_of(target, folder)
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+def peak_of(read):
+    """Most bytes of memory that this process takes meanwhile beyond what it has, native libraries included."""
+    Path("/proc/self/clear_refs").write_text("5")  # from now on the peak counts anew
+    before = status_bytes("VmRSS")
+    read()
+    return status_bytes("VmHWM") - before
+
+
+def status_bytes(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="peaks of memory are Linux's")
+def test_the_peak_of_memory_is_seen():
+    assert peak_of(lambda: len([bytes(1000) for _ in range(60_000)])) > 50_000_000
+    assert peak_of(lambda: np.ones(10_000_000).sum()) > 70_000_000
+    assert peak_of(lambda: None) < 10_000_000
 
 
 @pytest.mark.parametrize("name", fuzzing.TARGETS)
@@ -64,7 +77,7 @@ def test_time_and_memory_grow_with_the_input(tmp_path, name):
             most = SLACK * max(times[0], FLOOR_S) * sizes[large] / sizes[0]
             if times[large] > most and min(cpu_of(target, folders[large]) for _ in range(2)) > most:
                 wrong.append(f"{way}: {times} s for {sizes} bytes")
-        peaks = [peak_of(target, folder) for folder in (folders[0], folders[2])]
+        peaks = [peak_of(functools.partial(cpu_of, target, folder)) for folder in (folders[0], folders[2])]
         if peaks[1] - peaks[0] > ALWAYS_BYTES + MULTIPLE * max(0, sizes[2] - sizes[0]):
             wrong.append(f"{way}: {peaks} bytes of memory for {sizes[0]} and {sizes[2]} bytes")
     assert not wrong, "\n".join(wrong)

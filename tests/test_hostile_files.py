@@ -26,6 +26,13 @@ class Config(RunConfig):
     pass
 config = Config()
 """
+CONFIGURED = """
+import pathlib
+from recjax.config.run import RunConfig
+class Config(RunConfig):
+    pass
+config = (CALL, Config())[1]
+"""
 
 
 class Stranger:
@@ -98,6 +105,13 @@ def replaced(s):
     return s.program(file)
 
 
+def configured(s):
+    """A file that the user has run when its `config` was another."""
+    file = s.program(s.here.parent / "mine/p.py", CONFIGURED.replace("CALL", "print()"))
+    load(file)
+    return s.program(file, CONFIGURED.replace("CALL", "pathlib.Path({mark!r}).touch()"))
+
+
 def of_python(name):
     return Path(sysconfig.get_path("stdlib")) / f"{name}.py"
 
@@ -117,6 +131,7 @@ CASES = {
         link(s, f := s.program(s.run / "source/p.py")), of=f
     ),
     "a file that was another when its user ran it": lambda s: s.names(f := replaced(s), of=f),
+    "a file whose config was another when its user ran it": lambda s: s.names(f := configured(s), of=f),
     "a module of Python that opens a browser": lambda s: s.names("antigravity"),
     "the same with its hash": lambda s: s.names("antigravity", of=of_python("antigravity")),
     "another module of Python, with a class": lambda s: s.names(
@@ -136,6 +151,7 @@ CASES = {
     "a class of the notebook that is none": lambda s: s.names("__main__"),
     "training into such a folder": lambda s: (s.names(elsewhere(s)), ("train", "synthetic", "--out", s.run))[1],
     "a sweep of a preset elsewhere": lambda s: s.sweep(s.here / "s.toml", elsewhere(s)),
+    "a sweep of a preset whose config was another": lambda s: s.sweep(s.here / "s.toml", configured(s)),
     "a sweep of a preset that came with it": lambda s: (
         s.program(s.here / "x/p.py"), s.sweep(s.here / "x/sweeps/s.toml", "x/p.py")
     )[1],
@@ -165,6 +181,15 @@ def test_no_code_of_a_stranger_runs(stranger, case, monkeypatch):
     assert done.status in (1, 2, 3)
     last = done.err.splitlines()[-1]
     assert last.startswith("recjax: error: ") and "Traceback" not in done.err and len(last) < 1500, done.err
+
+
+@pytest.mark.parametrize(("home", "runs"), [(".", False), ("below/home", False), ("..", True), ("../somebody", True)])
+def test_the_home_folder_and_what_it_lies_in_are_no_working_folder(stranger, monkeypatch, home, runs):
+    """There an archive that was unpacked looks as the user's own folders do."""
+    monkeypatch.setenv("HOME", str(stranger.here / home))
+    stranger.program(stranger.here / "x/p.py")
+    done = inside(*stranger.sweep(stranger.here / "y/s.toml", "x/p.py"), "--dry-run")
+    assert (done.status, stranger.mark.exists()) == ((0, True) if runs else (2, False)), done.err
 
 
 @pytest.mark.parametrize("hashed", [False, True])

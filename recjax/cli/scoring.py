@@ -163,4 +163,5 @@ def add(names: Any) -> None:
     serve.add_argument(
         "--step", type=common.step, metavar="STEP", help="for a run folder: as --step of `recjax export`"
     )
+    common.trusting(serve)
     serve.set_defaults(tunables=True)

@@ -106,7 +106,8 @@ def serve(options: argparse.Namespace) -> None:
 
     with listener, tempfile.TemporaryDirectory(prefix="recjax-serve-") as folder:
         how = (options.step, options.quantize, options.user)
-        service, example = server.opened(served(options.folder, Path(folder) / "exported", *how), config)
+        export = served(options.folder, Path(folder) / "exported", *how, trust_code=options.trust_code)
+        service, example = server.opened(export, config)
         server.serve(service, listener, ready)
 
 
@@ -118,7 +119,9 @@ def cache_settings(options: argparse.Namespace) -> dict[str, int]:
     return {"cache_bytes": int(options.cache_mib * 2**20), "pooled_bytes": int(options.pooled_mib * 2**20)}
 
 
-def served(folder: Path, out: Path, step: Any = None, quantize: Any = None, user: str = "") -> Path:
+def served(
+    folder: Path, out: Path, step: Any = None, quantize: Any = None, user: str = "", *, trust_code: bool = False
+) -> Path:
     """The export that is meant: the folder itself, or one that is made of a run folder in `out`."""
     from recjax.serving.export import export
 
@@ -132,7 +135,7 @@ def served(folder: Path, out: Path, step: Any = None, quantize: Any = None, user
         return folder
     if (folder / "config.json").exists():  # else the next line says what it is
         log.info(f"{folder} is a run folder: exporting its model first")
-    made = export(folder, out, (), step, quantize or "none", ("cpu", "cuda", "tpu"), user=users)
+    made = export(folder, out, (), step, quantize or "none", ("cpu", "cuda", "tpu"), user=users, trust_code=trust_code)
     return Path(made["out"])
 
 

@@ -43,6 +43,17 @@ class Source:
         return {"" if name == self.root else name: _form(code, name == self.root) for name, code in self.files.items()}
 
     @functools.cached_property
+    def configured(self) -> str:
+        """Hash of what the root assigns to `config`, which `forms` may leave out, whatever numbers stand in it."""
+        parsed = _parse(self.files[self.root])
+        hashed = hashlib.sha256()
+        for node in filter(_is_config, parsed[1].body if parsed else ()):
+            for token in _tokens(node):
+                counted = "number" if token.startswith(("int ", "float ")) else token
+                hashed.update(counted.encode("utf-8", "surrogatepass") + b"\0")
+        return hashed.hexdigest()
+
+    @functools.cached_property
     def hash(self) -> str:
         """Hash of all files, 16 hexadecimal digits: the same in every process, Python version and folder."""
         return hashlib.sha256(json.dumps(sorted(self.forms.items())).encode()).hexdigest()[:16]

@@ -3,7 +3,7 @@
 Whoever made that file wrote into it what he liked, the hash of any public code included. So code that it names runs by
 itself only if it is known otherwise:
 
-- this user has run it on this machine by naming it himself: the same code (see `Source.forms`) at the same place. A
+- this user has run it on this machine by naming it himself: the same code (see `_key`) at the same place. A
   preset counts once a command or `recjax.load` has loaded it, an imported module once it has trained. Of each there is
   a file in $XDG_STATE_HOME/recjax/code (~/.local/state/recjax/code), named after place and code;
 - it lies in a folder that the environment variable RECJAX_TRUSTED_CODE names (several: as in PATH);
@@ -100,7 +100,8 @@ def is_trusted_preset(file: Path, named_by: Path) -> bool:
     """Returns whether a preset that only a sweep file names may run.
 
     So may a program with recjax in the working folder or below, unless it lies in a folder there that the sweep file
-    lies in too, and may have come with it.
+    lies in too, and may have come with it. The home folder, and what it lies in, are nobody's working folder: whatever
+    was unpacked on the machine lies below.
 
     Args:
       file: the preset.
@@ -114,17 +115,24 @@ def is_trusted_preset(file: Path, named_by: Path) -> bool:
     if is_trusted(file.parent, source):
         return True
     here = Path.cwd().resolve()
-    if here not in file.parents or "recjax" not in _imports(source):
+    if _holds_home(here) or here not in file.parents or "recjax" not in _imports(source):
         return False
     shared = Path(os.path.commonpath([file.parent, named_by.resolve().parent]))
     return shared == here or here not in shared.parents
 
 
 def _key(folder: Path, source: Source) -> str:
-    """Hashes place and code, comments and the value of `config` left out: who edits these has not changed the code."""
-    return hashlib.sha256(
-        json.dumps([str(folder.resolve()), source.root, sorted(source.forms.items())]).encode()
-    ).hexdigest()
+    """Hashes place and code; who edits comments, or numbers in the value of `config`, has not changed the code."""
+    parts = [str(folder.resolve()), source.root, sorted(source.forms.items()), source.configured]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _holds_home(folder: Path) -> bool:
+    try:
+        home = Path.home().resolve()
+    except RuntimeError:  # the user has none
+        home = Path("/")
+    return folder == home or folder in home.parents or not folder.parents
 
 
 def _records() -> Path:

@@ -104,7 +104,7 @@ def _values(name: str, map_: IdMap, encoder: Encoder, spec: roles.ColumnSpec | N
 def describe_difference(first: str, second: str, values: Mapping[str, RowValues]) -> str:
     """Says where the rows of two features stand for different values; "" where nothing is known of that.
 
-    Nothing is known of rows that are computed, as by a hash: to share those is one's own choice.
+    Rows that the same function computes of values of the same type, as a hash does, are the same.
 
     Args:
       first: name of a feature.
@@ -114,7 +114,7 @@ def describe_difference(first: str, second: str, values: Mapping[str, RowValues]
     if first not in values or second not in values:
         return ""
     a, b = values[first], values[second]
-    if a.computed and b.computed or a.sha256() == b.sha256():
+    if a.sha256() == b.sha256():
         return ""
     if a.rule != b.rule:
         return f"those of {first!r} stand for {a.rule} and those of {second!r} for {b.rule}"

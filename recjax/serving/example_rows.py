@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +13,10 @@ from recjax.data.arrow import roles
 from recjax.data.original_ids import original_ids
 from recjax.data.prepare.encoder import open_encoder
 from recjax.errors import ConfigError
+from recjax.serving.requests import BadRequestError
 from recjax.serving.service import Service
 
+_DRAWS = 32  # of a request, until the service takes a row of it
 Make = Callable[[np.random.Generator], Any]
 
 
@@ -22,14 +25,32 @@ class Examples:
 
     def __init__(self, service: Service, ids: int = 3) -> None:
         """With so many ids in a jagged bag."""
-        self._make = _makers(service, ids)
+        self._make, self._reader = _makers(service, ids), service.reader
         self._user = service.reader.user or [service.reader.columns[0]]
         self._rest = [name for name in service.reader.columns if name not in self._user]
 
     def request(self, rng: np.random.Generator, candidates: int) -> dict[str, Any]:
-        """A request of so many candidates, as JSON values."""
-        user = {name: self._make[name](rng) for name in self._user}
-        return {"user": user, "candidates": [{n: self._make[n](rng) for n in self._rest} for _ in range(candidates)]}
+        """A request of so many candidates, as JSON values; where the service refuses some of them others stand twice.
+
+        It may refuse a row whose values do not keep to the conditions of the data. Where it refuses all that are drawn,
+        the request is one of these.
+        """
+        for _ in range(_DRAWS):
+            user = {name: self._make[name](rng) for name in self._user}
+            rows = [{name: self._make[name](rng) for name in self._rest} for _ in range(candidates)]
+            if self._takes(user, rows):
+                break
+            if good := [row for row in rows if self._takes(user, [row])]:
+                rows = (good * candidates)[:candidates]
+                break
+        return {"user": user, "candidates": rows}
+
+    def _takes(self, user: dict[str, Any], rows: Sequence[dict[str, Any]]) -> bool:
+        try:
+            self._reader.read(json.dumps({"user": user, "candidates": rows}).encode())
+        except BadRequestError:
+            return False
+        return True
 
 
 def _makers(service: Service, ids: int) -> Mapping[str, Make]:

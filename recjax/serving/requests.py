@@ -169,7 +169,8 @@ class RequestReader:
         rows = [("user", user), *((f"candidates[{at}]", candidate) for at, candidate in enumerate(candidates))]
         where, name = next((where, name) for where, row in rows for name in row if name not in self._known)
         raise BadRequestError(
-            f"{where} has the key {name[:80]!r}, which is no column of these data."
+            f"{where} has the key {name[:80]!r}, which is no column that the model takes, or that the data say "
+            "they had."
             f"{did_you_mean(name[:80], self.columns, quoted=True)} The model takes {', '.join(self.columns)[:300]}. "
             "Leave others out."
         )

@@ -221,9 +221,12 @@ def _end_process_in(seconds: float, number: int) -> threading.Timer:
 
 
 def opened(folder: Path, config: ServiceConfig) -> tuple[Service, dict[str, Any]]:
-    """A service for an export, with its programs compiled; and an example of a request, which it has answered once."""
+    """A service for an export, with its programs compiled; and an example of a request, which it has tried once."""
     service = Service(folder, config)
     service.scorer.warm_up()
     example = Examples(service).request(np.random.default_rng(0), min(2, config.most_candidates))
-    service.answer_now(json.dumps(example).encode())
+    try:
+        service.answer_now(json.dumps(example).encode())
+    except BadRequestError as error:  # its values are drawn, and may not keep to the conditions of the data
+        log.info(f"the example is refused, so change its values: {error}")
     return service, example

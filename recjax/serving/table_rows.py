@@ -18,6 +18,7 @@ from recjax.data.arrow.wording import Wording
 from recjax.data.prepare.chunk import Chunk, Unlabelled
 from recjax.errors import ConfigError, DataError
 from recjax.serving.faults import RowFaults, missing_key
+from recjax.settings import items
 from recjax.utils.text import did_you_mean
 
 
@@ -157,16 +158,21 @@ def fault_of(row: Mapping[str, Any], specs: Sequence[ColumnSpec]) -> str | None:
 def other_columns(about: Mapping[str, Any]) -> list[str]:
     """Returns the columns that prepared data name in what they say of themselves, and that no score depends on.
 
-    Those of labels and weights, and of a table of one's own also those that were left out or that made the splits.
+    Those of labels and weights, and of a table of one's own all that its files had: data from before they were written
+    down tell of those that were left out or that made the splits.
     """
     table, options = about.get("table", {}), about.get("options", {})
-    labels = [about.get("label", "").partition(" >")[0]]
+    labels = [items.unquote(options.get("label", "")) if table else about.get("label", "").partition(" >")[0]]
     for each in table.get("labels", []):
         labels += [each["meaning"]["column"], each["weight"]]
     weights = [each["name"] for each in table.get("columns", []) if each["role"] == "weight"]
     named = roles.parse(options.get("columns", []))[1] if table else {}
     splits = [options.get(key, "") for key in ("time", "group", "split_column")] if table else []
-    return [name for name in (*labels, *weights, *splits, *named, *table.get("proposed", {})) if name]
+    return [
+        name
+        for name in (*labels, *weights, *splits, *named, *table.get("proposed", {}), *table.get("names", ()))
+        if name
+    ]
 
 
 def features(described: Mapping[str, Any]) -> list[ColumnSpec]:

@@ -113,9 +113,12 @@ def check_shared_values(config: RunConfig, source: BlockSource) -> None:
     values = row_values(source, {*shares, *shares.values()}) if shares else {}
     for name, table in shares.items():
         if what := describe_difference(name, table, values):
+            advice = _one_vocabulary(config, source.schema, name, table)
+            if values[name].computed and values[table].computed:
+                advice = "Prepare the data with values of one type in both, missing in both or in neither."
             raise ConfigError(
                 f"embedding.features.{name}.share={table}: to share a table, equal rows must mean the same in both, "
-                f"but {what}. {_one_vocabulary(config, source.schema, name, table)}"
+                f"but {what}. {advice}"
             )
 
 

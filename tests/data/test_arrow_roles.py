@@ -201,6 +201,8 @@ def test_text_that_was_meant_as_numbers(values, like, first, csv):
     assert propose("price_id", parts).numbers == ""
     text = to_text({"price": made})
     assert "warning: price is text, although" in text and "columns=auto,price:dense" in text
+    few = len(values) < 10 or csv and first[0] != "0,25"
+    assert ("or leave their rows out ('where=price!=VALUE')" in text) == few, "of all values that would be no help"
 
 
 def test_integers_and_flags_are_numbers_where_a_file_has_them_as_text():

@@ -125,6 +125,10 @@ def test_paths_that_mean_no_table(tmp_path):
         (tmp_path / "absent.csv", DataError, "absent.csv does not exist"),
         (f"{tmp_path}/*.csv", DataError, r"\*.csv does not exist"),
         (tmp_path, DataError, "holds no table"),
+        ("/", ConfigError, "^/ means all folders of this machine"),
+        ("/**/none.csv", ConfigError, "means all folders of this machine"),
+        (f"{tmp_path}{'/..' * len(tmp_path.parts)}/*/*/*.csv", ConfigError, "means all folders of this machine"),
+        ("/*/none-*.csv", DataError, "does not exist"),
         (written(tmp_path, "x", "t.xlsx"), ConfigError, "t.xlsx: a table is read from Parquet"),
         (written(tmp_path, "x", "t.parquet.gz"), ConfigError, "t.parquet.gz: a table is read from Parquet"),
     ):

@@ -18,6 +18,21 @@ def prepare(tmp_path, *options, form="parquet", label="label=clicked", **columns
     return inside("data", "prepare", "table", "--from", path, "--out", tmp_path / "out", label, *options)
 
 
+def test_what_is_left_out_of_a_table_without_features(tmp_path):
+    """One `inf` among prices, each of which is another, so that none would be an id."""
+    rows = [f"{i / 4},{i % 2},x" for i in range(400)]
+    (tmp_path / "t.csv").write_text("\n".join(["price,clicked,kind", *rows, "inf,1,x"]) + "\n")
+    done = inside("data", "prepare", "table", "--from", tmp_path / "t.csv", "--out", tmp_path / "out", "label=clicked")
+    assert_refused(
+        done,
+        2,
+        r"is left as a feature. Name some: columns=user:id,price:dense. columns=auto leaves out price \(401 values: "
+        r"nearly every row has one of its own\), kind \(one value\). price is text, although 400 of its 401 values",
+        r"the first that is none in the file is 'inf' \(.*t.csv row 401\). So the column is left out. Correct such",
+        "columns=auto,price:dense makes it a number",
+    )
+
+
 USUAL = "columns=user:id,price:dense"
 
 

@@ -173,6 +173,29 @@ def test_other_numbers_of_rows_are_refused_with_the_same_advice(tmp_path, monkey
     )
 
 
+@pytest.mark.parametrize(
+    ("history", "null", "ids", "what"),
+    [
+        (pa.string(), False, ["hash", "99"], "for text, hashed to 99 rows and those of 'item' for integer, hashed to"),
+        (pa.int64(), True, ["modulo", "99,98"], "those of 'item' for integer, modulo to 98 rows or missing"),
+        (pa.int64(), False, ["hash", "99"], ""),
+    ],
+)
+def test_computed_rows_are_shared_where_one_function_makes_them(tmp_path, monkeypatch, history, null, ids, what):
+    monkeypatch.setenv("RECJAX_CACHE", str(tmp_path / "cache"))
+    table = shop(null=null)
+    table = table.set_column(2, "history", table["history"].cast(pa.list_(history)))
+    file = tables.write(table, tmp_path / "shop.parquet")
+    done = inside(
+        *("plan", "table", f"data.from={file}", "data.label=clicked", "data.columns=history:jagged,item:id"),
+        *(f"data.ids={ids[0]}", f"data.ids.rows={ids[1]}", "embedding.features.history.share=item"),
+    )
+    if what:
+        assert_refused(done, 2, f"share=item: .* {what}", "Prepare the data with values of one type")
+    else:
+        assert done.status == 0, done.err
+
+
 def test_a_description_that_is_damaged_is_refused(tmp_path):
     """As an editor leaves it, in data whose other parts are whole."""
     source = prepared(tmp_path, "item:id", "history:jagged")

@@ -268,6 +268,30 @@ def test_examples_are_requests(exported):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("where", ["price>1", "price>10", "price=1|4"])
+def test_a_run_of_chosen_rows_is_served(tmp_path, where):
+    """Prices of log-normal data are drawn as of normal ones, so that many an example is no row of these data."""
+    recjax.prepare(prices(), label="clicked", out=tmp_path / "data", columns="user:id,price:dense", where=where)
+    data = ["data=prepared", f"data.path={tmp_path / 'data'}", "mesh.devices=1", "embedding.dim=4"]
+    trainer = build_trainer(recjax.load("synthetic", data))
+    write(trainer, trainer.init_state(), 0, tmp_path / "exported", data=trainer.source.path)
+    service, example = server.opened(tmp_path / "exported", CONFIG)
+    if "=" in where:  # which no draw is: the example shows the form alone
+        assert example["candidates"][0].keys() | example["user"].keys() == {"user", "price"}
+        return
+    drawn = Examples(service)
+    for request in (example, *(drawn.request(np.random.default_rng(seed), 8) for seed in range(20))):
+        assert len(request["candidates"]) == (2 if request is example else 8)
+        service.answer_now(json.dumps(request).encode())
+
+
+def prices():
+    rng = np.random.default_rng(0)
+    users = [f"u{at % 7}" for at in range(300)]
+    return {"user": users, "price": np.ceil(rng.lognormal(0, 2, 300)), "clicked": rng.integers(0, 2, 300)}
+
+
+@pytest.mark.full
 def test_several_labels_and_a_table_of_ones_own(tmp_path):
     """From the table to the answer; the truth is `predict`."""
     table = tables.clicks()

@@ -87,10 +87,15 @@ def test_nothing_of_a_foreign_folder_runs_by_itself(tmp_path, monkeypatch):
         ("eval", "run"),
         ("predict", "run", "--input", "rows.jsonl", "--out", "x.csv"),
         ("weights", "export", "run", "--format", "facebook", "--out", "x.npz"),
+        ("serve", "run", "--port", "0"),
+        ("bench", "run", "--serve"),
     ],
     ids=lambda command: command[0],
 )
 def test_the_option_runs_the_copy(tmp_path, monkeypatch, command):
+    if command[0] in ("serve", "bench"):
+        for package in ("fastapi", "uvicorn", "prometheus_client", "flatbuffers"):
+            pytest.importorskip(package, reason="the extra `serve` is not installed")
     monkeypatch.chdir(tmp_path)
     foreign(tmp_path)
     (tmp_path / "rows.jsonl").write_text("{}\n")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import recjax
 from recjax import main
 from recjax.data.storage.blocks import open_prepared, write_prepared
 from recjax.errors import ConfigError
+from recjax.train.run.sources import resolve_data_sources
 from recjax.utils.paths import Plain, expanded, located
 
 pytestmark = [pytest.mark.full, pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
@@ -246,6 +248,15 @@ def test_relative_data_and_plan_are_found_from_elsewhere(preset, good, plain, th
     monkeypatch.chdir(tmp_path / "other")
     done = inside("eval", there / "run", "--json")
     assert done.result["auc"] == plain[0]["auc"] and "is taken" not in done.err, "what is here comes first"
+
+
+@pytest.mark.parametrize("given", ["/**/none.csv", "../" * 40 + "*/**/none.csv", "*none.csv"])
+def test_no_run_has_the_whole_machine_searched(tmp_path, given):
+    """By its settings, or by what it says of the place where they led."""
+    (tmp_path / "paths.json").write_text('{"*none.csv": "/*/*/*/none.csv"}')
+    config = recjax.load("synthetic", ["data=table", f"data.from={given}", "data.label=clicked"])
+    with pytest.raises(ConfigError, match=rf"^data.from={re.escape(given)} means all folders of this machine, which"):
+        resolve_data_sources(config, tmp_path, print)
 
 
 def test_data_that_are_not_there_any_more(preset, good, plain, there, tmp_path, monkeypatch):

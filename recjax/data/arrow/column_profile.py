@@ -84,6 +84,7 @@ class ColumnProfile:
       counted_rows: rows in which distinct values were counted.
       date: of text that looks like dates all over, one of them; else "".
       unread: of text that may be numbers, the first value that is none in the file, and its row in words; else None.
+      unread_values: of that text, hashes of distinct values that are none: all, or some of more than 100.
     """
 
     def __init__(self, separator: str = "", csv: bool = False) -> None:
@@ -107,6 +108,7 @@ class ColumnProfile:
         self._number_like = np.zeros(0, np.uint64)  # of those seen
         self._rarely_numbers = False
         self.unread: tuple[str, str] | None = None
+        self.unread_values = np.zeros(0, np.uint64)
 
     @classmethod
     def known(cls, kind: Kind, rows: int, missing: bool) -> Self:
@@ -211,6 +213,8 @@ class ColumnProfile:
             unread |= ~convert.values_matching(values, convert.INTEGER) & ~convert.missing(values, "float")
         if self.rows <= COUNTED_ROWS:
             self._number_like = np.union1d(self._number_like, _hashes(values.filter(_mask(like)), "text"))
+        if len(self.unread_values) <= 100:
+            self.unread_values = np.union1d(self.unread_values, _hashes(values.filter(_mask(unread)), "text"))
         rows = np.append(unread, False)[at]
         if self.unread is None and rows.any():
             row = int(np.argmax(rows))

@@ -16,6 +16,8 @@ from recjax.settings import items
 _NAMED_ID = re.compile(r"(^|[_\W])(id|ids|uid|key|code|zip|zipcode|postcode|sku|isbn|hash)($|[_\W])|[a-z]I[dD]$", re.I)
 _LEVELS, _LEAST_RANGE = 20, 200  # distinct integers: up to so many are levels; from so many on, without gaps, ids
 _TIMES = ((631_152_000, 4_102_444_800), (631_152_000_000, 4_102_444_800_000))  # 1990 to 2100 in s and ms since 1970
+_SHOWN = 5  # columns that an error explains
+_FEW = 5  # values whose rows one may name to leave them out
 _UNIQUE, _UNIQUE_ROWS = 0.95, 100  # share of rows with a value of their own, from so many rows on
 
 
@@ -28,12 +30,14 @@ class Proposal:
       why: for people.
       date: of text ids that look like dates, one of them; else "".
       numbers: of text nearly all of whose values look like numbers, a sentence on the first that is none; else "".
+      exceptions: of such text, whether but a few of its values are none, so that their rows may be left out.
     """
 
     role: Role
     why: str
     date: str = ""
     numbers: str = ""
+    exceptions: bool = False
 
 
 def propose(name: str, profile: ColumnProfile) -> Proposal:
@@ -48,7 +52,7 @@ def propose(name: str, profile: ColumnProfile) -> Proposal:
         f"{name} is text, although {like:,} of its {profile.distinct:,} values look like numbers; the first that is "
         f"none in the file is {value[:80]!r} ({row}). So {so}"
     )
-    return dataclasses.replace(proposal, numbers=said)
+    return dataclasses.replace(proposal, numbers=said, exceptions=len(profile.unread_values) <= _FEW)
 
 
 def _propose(name: str, profile: ColumnProfile) -> Proposal:
@@ -128,10 +132,32 @@ def to_text(proposals: Mapping[str, Proposal], given: Sequence[str] = (), wordin
                 f"{with_role(name, 'dense')} a number; {with_role(name, 'skip')} leaves them out"
             )
         if proposal.numbers:
-            more.append(
-                f"warning: {proposal.numbers}. Correct such values, written as 3.50 without marks between thousands, "
-                f"or leave their rows out ({wording.option('where', f'{items.quote(name)}!=VALUE')}): then "
-                f"{with_role(name, 'dense')} makes it a number. If ids are right, say {with_role(name, 'id')}"
-            )
+            more.append(f"warning: {advise_on_numbers(name, proposal, wording)}")
     asked = f"to have it otherwise, start from {option(taken)}"
     return "\n".join([f"{option(AUTO)} takes the columns so:", *lines, asked, *more])
+
+
+def explain_no_features(proposals: Mapping[str, Proposal], wording: Wording) -> str:
+    """Returns why all of the columns are left out, as sentences to follow an error; "" of no columns."""
+    shown = [f"{name or 'a column'} ({one.why})" for name, one in proposals.items()][:_SHOWN]
+    more = f" and {len(proposals) - _SHOWN:,} more" if len(proposals) > _SHOWN else ""
+    why = [f"{wording.option('columns', AUTO)} leaves out {', '.join(shown)}{more}"] if shown else []
+    why += [advise_on_numbers(name, one, wording) for name, one in proposals.items() if one.numbers][:_SHOWN]
+    return "".join(f" {each}." for each in why)
+
+
+def advise_on_numbers(name: str, proposal: Proposal, wording: Wording) -> str:
+    """Returns what is wrong with a column of text that was meant as numbers, and what to do, without a full stop."""
+
+    def with_role(role: str) -> str:
+        return wording.option("columns", f"{AUTO},{column_text(name, role)}")
+
+    leave = (
+        f", or leave their rows out ({wording.option('where', f'{items.quote(name)}!=VALUE')})"
+        if proposal.exceptions
+        else ""
+    )
+    return (
+        f"{proposal.numbers}. Correct such values, written as 3.50 without marks between thousands{leave}: then "
+        f"{with_role('dense')} makes it a number. If ids are right, say {with_role('id')}"
+    )

@@ -16,7 +16,7 @@ from recjax.data.arrow.column_profile import ColumnProfile, ValueType
 from recjax.data.arrow.label import LabelProfile
 from recjax.data.arrow.labels import Labels, LabelsProfile, describe
 from recjax.data.arrow.pieces import Piece
-from recjax.data.arrow.proposals import propose
+from recjax.data.arrow.proposals import explain_no_features, propose
 from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.arrow.scan import TableFile
 from recjax.data.arrow.shared_vocabularies import check_like, share_vocabularies
@@ -74,25 +74,26 @@ class TableReader:
         )
         auto, asked = roles.parse(choices.columns)
         judged = self._check_names(auto, asked)
-        check_like(asked, self._names)
+        check_like(asked, self.names)
         profiles = self._look(asked, judged)
         self.proposals = {name: propose(name, profiles[name]) for name in judged}
         wanted = {name: roles.Asked(one.role) for name, one in self.proposals.items()} | asked
         crosses = [name for name, each in asked.items() if each.role == "cross"]
         plain = [name for name in asked if name not in crosses]
         order = [
-            name for name in (self._names if auto else plain) if wanted.get(name, roles.Asked("skip")).role != "skip"
+            name for name in (self.names if auto else plain) if wanted.get(name, roles.Asked("skip")).role != "skip"
         ]
         self.specs = [spec for name in order for spec in _specs_of(name, wanted[name], profiles[name])]
         self.specs = share_vocabularies(self.specs, [name for name in order if profiles[name].kind == "none"])
         by_name = {spec.name: spec for spec in self.specs}
         self.specs += [roles.cross_of(name, asked[name], by_name) for name in crosses]
-        if twice := [spec.name for spec in self.specs if spec.role == "part" and spec.name in self._names]:
+        if twice := [spec.name for spec in self.specs if spec.role == "part" and spec.name in self.names]:
             raise ConfigError(f"columns: {twice[0]!r} is a part of a time and a column. Rename the column.")
         if not self.specs or all(spec.role == "weight" for spec in self.specs):
             raise ConfigError(
                 f"no column of {self._files[0][0]} is left as a feature. Name some: "
                 f"{choices.wording.option('columns', 'user:id,price:dense')}."
+                f"{explain_no_features(self.proposals, choices.wording)}"
             )
         self.specs = self._with_edges({name: wanted[name].buckets for name in order if wanted[name].buckets})
         self.features = [spec.feature for spec in self.specs if spec.is_feature]
@@ -163,7 +164,7 @@ class TableReader:
         option = choices.wording.option
         first = self._files[0][0]
         schema = scan.schema(first)
-        self._names = schema.names
+        self.names = schema.names
         named = {
             "label": choices.label.column,
             "time": choices.time if choices.split.way in ("time", "last") else "",
@@ -184,8 +185,8 @@ class TableReader:
         of_filter = [("where", condition.column) for condition in choices.where]
         of_columns = [("columns", name) for name, each in asked.items() if each.role != "cross"]
         for key, name in [*named.items(), *of_labels, *of_columns, *of_filter]:
-            if name and name not in self._names:
-                hint = did_you_mean(name, self._names, quoted=True)
+            if name and name not in self.names:
+                hint = did_you_mean(name, self.names, quoted=True)
                 raise ConfigError(f"{key}: {first} has no column {name!r}.{hint} Its columns are {self._listed()}.")
         for name in self._needed_always:
             if name in asked and asked[name].role != "skip":
@@ -193,9 +194,9 @@ class TableReader:
                 raise ConfigError(f"columns: {name!r} is {which}, so it cannot be a feature. Leave it out.")
         used = [name for name in [*named.values(), *self._needed_always[1:]] if name]
         for name, each in asked.items():
-            if each.role == "cross" and name in self._names:
+            if each.role == "cross" and name in self.names:
                 raise ConfigError(f"columns: {name!r} is a column, so no cross can be called so. Rename the column.")
-        judged = [name for name in self._names if name not in asked and name not in used] if auto else []
+        judged = [name for name in self.names if name not in asked and name not in used] if auto else []
         if auto and named["group"] and named["group"] not in asked:
             judged.append(named["group"])  # a group is known before its rows, as a user is
         self._used = used
@@ -208,7 +209,7 @@ class TableReader:
                 raise DataError(
                     f"{file} has no column {absent[0]!r}, but {first} has. All files need the same columns."
                 )
-            if auto and (more := [name for name in names if name not in self._names]):
+            if auto and (more := [name for name in names if name not in self.names]):
                 raise DataError(
                     f"{file} has a column {more[0]!r}, but {first} has none. Give all files the same columns, or name "
                     f"those that are to be used: {option('columns', 'user:id,price:dense')}."
@@ -221,10 +222,10 @@ class TableReader:
                         "feature. Write the column alike in all files, or leave it out: "
                         f"{roles.in_shell(name, 'skip')}."
                     )
-        return [name for name in self._names if name in judged]
+        return [name for name in self.names if name in judged]
 
     def _listed(self) -> str:
-        return (", ".join(map(repr, self._names[:30])) or "none") + (", ..." if len(self._names) > 30 else "")
+        return (", ".join(map(repr, self.names[:30])) or "none") + (", ..." if len(self.names) > 30 else "")
 
     def _look(self, asked: Mapping[str, roles.Asked], judged: Sequence[str]) -> dict[str, ColumnProfile]:
         """Passes over all rows: profiles of the columns; and `_split`, the split of each row."""

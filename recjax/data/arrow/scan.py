@@ -70,11 +70,13 @@ def find(source: str | os.PathLike[str], delimiter: str = "", encoding: str = UT
     """The files that a path means, by name: a file, all files of a folder and of those in it, or a pattern (* ? []).
 
     Raises:
-      ConfigError: a name of no known format, or an encoding of files that are no text.
+      ConfigError: a name of no known format, or an encoding of files that are no text; or as for `refuse_whole_disk`.
       DataError: there is none, or they are of several formats.
     """
     text = os.fspath(source)
     whole = place(text)
+    if not is_remote(whole):
+        refuse_whole_disk(whole, text)
     if whole.is_dir():
         paths = list(_tables_in(whole))
         if not paths:
@@ -110,6 +112,24 @@ def find(source: str | os.PathLike[str], delimiter: str = "", encoding: str = UT
     if len({file.form for file in files}) > 1:
         raise DataError(f"{text} means files of several formats, {files[0].path} and others. Give one format.")
     return files
+
+
+def refuse_whole_disk(path: Path, text: str) -> None:
+    """Refuses a path or pattern that would have all folders of the machine searched, as a stranger's run may have it.
+
+    Args:
+      path: the same, located.
+      text: what the message calls it.
+
+    Raises:
+      ConfigError: it is / or a pattern directly below, of any depth or more than two levels.
+    """
+    wild = [glob.has_magic(part) for part in path.parts[1:]]
+    if not wild or wild[0] and ("**" in path.parts or sum(wild) > 2):
+        raise ConfigError(
+            f"{text} means all folders of this machine, which are not searched. Name the folder that the files lie in, "
+            "as in /data/**/*.csv."
+        )
 
 
 def _near(path: Path) -> str:

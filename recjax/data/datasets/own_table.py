@@ -193,7 +193,7 @@ def prepare_table(
     by_name = [spec.transform or config.dense for spec in reader.specs for _ in spec.dense_names]
     dense = cast(tuple[DenseTransform, ...], tuple(by_name)) if own else None
     proposed = {name: [one.role, one.why] for name, one in reader.proposals.items()}
-    described: dict[str, Any] = {"columns": roles.to_json(reader.specs), "proposed": proposed}
+    described: dict[str, Any] = {"columns": roles.to_json(reader.specs), "proposed": proposed, "names": reader.names}
     if config.where:
         described["where"] = {"conditions": list(config.where), "left_out": reader.left_out}
     if reader.labels:

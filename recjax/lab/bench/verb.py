@@ -76,6 +76,7 @@ def add(names: Any) -> None:
         "--http", action="store_true", help="also measure over HTTP, to a server in a process of its own"
     )
     common.caches(options)
+    common.trusting(options, "the copy of your own model's code in the run folder of --serve")
 
 
 def bench(options: argparse.Namespace) -> None:
@@ -127,7 +128,7 @@ def bench_serve(options: argparse.Namespace) -> None:
     how = load.LoadConfig(options.qps, options.candidates, options.seconds, options.http)
     config = ServiceConfig(max(512, *options.candidates), **cache_settings(options))
     with tempfile.TemporaryDirectory(prefix="recjax-serve-") as folder:
-        export = served(expanded(options.preset), Path(folder) / "exported")
+        export = served(expanded(options.preset), Path(folder) / "exported", trust_code=options.trust_code)
         others = Others([])
         lines = load.measure(export, how, config)
         result = {"serve": lines, "seconds": how.seconds, "queue": config.queue, "others_share": others.share()}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from recjax.config.run import RunConfig
+from recjax.data.arrow.scan import refuse_whole_disk
 from recjax.data.datasets.own_table import Table
 from recjax.data.storage.manifest import MANIFEST, prepare_again
 from recjax.embedding.plan_choice import is_file
@@ -41,7 +42,7 @@ def resolve_data_sources(
       needs_data: whether the data are.
 
     Raises:
-      ConfigError: what the run folder says of it is damaged.
+      ConfigError: what the run folder says of it is damaged; or as for `refuse_whole_disk`.
       DataError: the data of a run that has trained are not there any more.
     """
     if needs_data and (given := _data_path(config)):
@@ -106,7 +107,10 @@ def _resolve_path(
     """Resolves a path, or a pattern: to a folder that `holds` a file; `copy` is what the run folder has of it."""
 
     def is_there(path: Path) -> bool:
-        return os.path.exists(path / holds) or not holds and bool(glob.glob(str(path), recursive=True))
+        if holds or os.path.exists(path):
+            return os.path.exists(path / holds)
+        refuse_whole_disk(path, f"{key}={given}")
+        return bool(glob.glob(str(path), recursive=True))
 
     here = located(given)
     if is_there(here) or not _relative(given) or (then := recorded_sources(run).get(given)) is None:
