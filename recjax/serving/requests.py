@@ -147,12 +147,13 @@ class RequestReader:
         if refused := self._columns.refused([{**user, **candidate} for candidate in candidates]):
             raise BadRequestError(f"candidates[{refused[0]}]: {refused[1]}")
         once = bool(self._sides) and self._sides <= bags.keys()
-        for name, bag in bags.items():
-            if bag.ids.size * n > _MOST_SPREAD and not (once and name in self._sides):
-                raise BadRequestError(
-                    f"user: {name!r} has {bag.ids.size:,} values, looked up for each of {n:,} candidates, and "
-                    f"{_MOST_SPREAD:,} together are the most. Send fewer, or serve with --user {name}."
-                )
+        spread = {name: bag.ids.size for name, bag in bags.items() if not (once and name in self._sides)}
+        if (total := sum(spread.values())) * n > max(_MOST_SPREAD, len(spread) * n):
+            name = max(spread, key=spread.__getitem__)
+            raise BadRequestError(
+                f"user: {name!r} has {spread[name]:,} values, and all features have {total:,}, looked up for each of "
+                f"{n:,} candidates: {_MOST_SPREAD:,} together are the most. Send fewer, or serve with --user {name}."
+            )
         found = more | {name: of if once and name in self._sides else _repeated(of, n) for name, of in bags.items()}
         raw = {name: np.repeat(values, n, axis=0) for name, values in raw.items()}
         with np.errstate(over="ignore"):
@@ -211,7 +212,7 @@ class RequestReader:
         return user, candidates
 
 
-_MOST_SPREAD = 2 << 20  # ids of a bag of "user" for all candidates: as many as a request of 4 MiB could list
+_MOST_SPREAD = 2 << 20  # ids of "user" for all candidates: as many as a request of 4 MiB could list
 _FORM = 'Send {"user": {COLUMN: VALUE, ...}, "candidates": [{COLUMN: VALUE, ...}, ...]}; user may be left out.'
 
 
