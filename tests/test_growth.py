@@ -87,7 +87,11 @@ def test_time_and_memory_grow_with_the_input(tmp_path, name):
 
 def wide(size):
     """One long text of the shop's tags among many short ones."""
-    return json.dumps({"candidates": [shop.rows()[0] | {"tags": ["a" * (size // 8), *["b"] * (size // 6)]}]})
+    return tagged(["a" * (size // 8), *["b"] * (size // 6)])
+
+
+def tagged(tags):
+    return json.dumps({"candidates": [shop.rows()[0] | {"tags": tags}]})
 
 
 def of_text(read):
@@ -98,6 +102,11 @@ def of_text(read):
 HOSTILE = {  # what is written -> reader, its only file, and the file's content of about so many bytes
     "a text cut off at a backslash": ("request", "r.json", lambda size: "{" * 700 + '"' + '\\"' * (size // 2) + "\\"),
     "texts of unlike lengths": ("request", "r.json", wide),
+    "many texts beside one of 1,024 bytes": (
+        "request",
+        "r.json",
+        lambda size: tagged(["a" * 1024, *["b"] * (4 * size)]),
+    ),
     "a key of quoted parts": ("sweep, TOML", "s.toml", lambda size: ".".join(['"a b"'] * (size // 6)) + " = 1"),
     "a key of other quoted parts": ("sweep, TOML", "s.toml", lambda size: " . ".join(["'='"] * (size // 6)) + " = 1"),
     "a parameter behind a parameter": (of_text(masked), "text", lambda size: "s3://" + "?key" * (size // 4)),

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from recjax.data.arrow import chunk_columns
+from recjax.data.arrow.convert import MOST_BYTES
 from recjax.data.batch import Bags
 from recjax.data.datasets.avazu import Avazu
 from recjax.data.prepare.chunk import Coded
@@ -125,6 +126,8 @@ class RequestReader:
         """
         user, candidates = self._parts(body)
         self._refuse_unknown(user, candidates)
+        if len(body) * MOST_BYTES > 4 * _MOST_TEXT:  # a text is 4 bytes of a list at least
+            self._refuse_wide([user, *candidates])
         shared = [name for name in self._columns.names if name in user]
         own = [name for name in self._columns.names if name not in user]
         n = len(candidates)
@@ -175,6 +178,20 @@ class RequestReader:
             "Leave others out."
         )
 
+    def _refuse_wide(self, objects: Sequence[Object]) -> None:
+        """Refuses texts that take far more memory than in the request: in it all are as wide as their longest."""
+        total = 0
+        for name in self._columns.names:
+            values = (row[name] for row in objects if name in row)
+            lists = (value if isinstance(value, list) else [value] for value in values)
+            lengths = [len(text.encode()) for texts in lists for text in texts if isinstance(text, str)]
+            total += len(lengths) * min(max(lengths, default=0), MOST_BYTES)
+            if total > _MOST_TEXT:
+                raise BadRequestError(
+                    f"{name!r} has {len(lengths):,} texts in this request, the longest of {max(lengths):,} bytes; in "
+                    f"memory all are as wide, more than {_MOST_TEXT:,} bytes. Send fewer candidates or values at once."
+                )
+
     def _across(self, shared: Sequence[str], own: Sequence[str]) -> list[str]:
         """Columns under "user" that features need which also need columns of candidates."""
         both = [set(names) for names in self._columns.of_features.values() if not set(names).isdisjoint(own)]
@@ -213,6 +230,7 @@ class RequestReader:
 
 
 _MOST_SPREAD = 2 << 20  # ids of "user" for all candidates: as many as a request of 4 MiB could list
+_MOST_TEXT = 2**25  # bytes of the texts of a request, each as wide as the longest of its column
 _FORM = 'Send {"user": {COLUMN: VALUE, ...}, "candidates": [{COLUMN: VALUE, ...}, ...]}; user may be left out.'
 
 
