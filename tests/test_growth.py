@@ -1,13 +1,20 @@
 """No reader's time or memory grows out of proportion to its input, wherever that is made larger."""
 
+import dataclasses
 import functools
+import json
 import os
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support import fuzzing, growth
+from support import fuzzing, growth, shop
+from support.fuzz_target import Target
+
+from recjax.data.arrow.row_filter import parse
+from recjax.utils import units
+from recjax.utils.text import masked
 
 pytestmark = pytest.mark.full
 
@@ -62,6 +69,22 @@ def test_the_peak_of_memory_is_seen():
     assert peak_of(lambda: None) < 10_000_000
 
 
+def faults_of_growth(target, folder, way, grow):
+    """Where time or memory grow faster than files that are made 1, 2 and 4 times as large, in words."""
+    wrong = []
+    folders = [folder / str(times) for times in (1, 2, 4)]
+    sizes = [prepared(target, f, grow, t * SIZE) for f, t in zip(folders, (1, 2, 4), strict=True)]
+    times = [cpu_of(target, folder) for folder in folders]
+    for large in (1, 2):
+        most = SLACK * max(times[0], FLOOR_S) * sizes[large] / sizes[0]
+        if times[large] > most and min(cpu_of(target, folders[large]) for _ in range(2)) > most:
+            wrong.append(f"{way}: {times} s for {sizes} bytes")
+    peaks = [peak_of(functools.partial(cpu_of, target, folder)) for folder in (folders[0], folders[2])]
+    if peaks[1] - peaks[0] > ALWAYS_BYTES + MULTIPLE * max(0, sizes[2] - sizes[0]):
+        wrong.append(f"{way}: {peaks} bytes of memory for {sizes[0]} and {sizes[2]} bytes")
+    return wrong
+
+
 @pytest.mark.parametrize("name", fuzzing.TARGETS)
 def test_time_and_memory_grow_with_the_input(tmp_path, name):
     target = fuzzing.TARGETS[name]
@@ -70,14 +93,50 @@ def test_time_and_memory_grow_with_the_input(tmp_path, name):
     target.read(tmp_path / "good")  # imports
     wrong = []
     for number, (way, grow) in enumerate(growth.ways(target, tmp_path / "good")):
-        folders = [tmp_path / f"{number}-{times}" for times in (1, 2, 4)]
-        sizes = [prepared(target, f, grow, t * SIZE) for f, t in zip(folders, (1, 2, 4), strict=True)]
-        times = [cpu_of(target, folder) for folder in folders]
-        for large in (1, 2):
-            most = SLACK * max(times[0], FLOOR_S) * sizes[large] / sizes[0]
-            if times[large] > most and min(cpu_of(target, folders[large]) for _ in range(2)) > most:
-                wrong.append(f"{way}: {times} s for {sizes} bytes")
-        peaks = [peak_of(functools.partial(cpu_of, target, folder)) for folder in (folders[0], folders[2])]
-        if peaks[1] - peaks[0] > ALWAYS_BYTES + MULTIPLE * max(0, sizes[2] - sizes[0]):
-            wrong.append(f"{way}: {peaks} bytes of memory for {sizes[0]} and {sizes[2]} bytes")
+        (tmp_path / str(number)).mkdir()
+        wrong += faults_of_growth(target, tmp_path / str(number), way, grow)
+    assert not wrong, "\n".join(wrong)
+
+
+def wide(size):
+    """One long text of the shop's tags among many short ones."""
+    return tagged(["a" * (size // 8), *["b"] * (size // 6)])
+
+
+def tagged(tags):
+    return json.dumps({"candidates": [shop.rows()[0] | {"tags": tags}]})
+
+
+def of_text(read):
+    """A reader of one text."""
+    return Target(lambda folder: None, lambda folder: read((folder / "text").read_text()))
+
+
+HOSTILE = {  # what is written -> reader, its only file, and the file's content of about so many bytes
+    "a text cut off at a backslash": ("request", "r.json", lambda size: "{" * 700 + '"' + '\\"' * (size // 2) + "\\"),
+    "texts of unlike lengths": ("request", "r.json", wide),
+    "many texts beside one of 1,024 bytes": (
+        "request",
+        "r.json",
+        lambda size: tagged(["a" * 1024, *["b"] * (4 * size)]),
+    ),
+    "a key of quoted parts": ("sweep, TOML", "s.toml", lambda size: ".".join(['"a b"'] * (size // 6)) + " = 1"),
+    "a key of other quoted parts": ("sweep, TOML", "s.toml", lambda size: " . ".join(["'='"] * (size // 6)) + " = 1"),
+    "a parameter behind a parameter": (of_text(masked), "text", lambda size: "s3://" + "?key" * (size // 4)),
+    "a name of a parameter": (of_text(masked), "text", lambda size: "s3://?" + "key" * (size // 3)),
+    "blanks in a condition": (of_text(lambda text: parse([text])), "text", lambda size: "a" + " " * size + "b"),
+    "digits without a unit": (of_text(units.read_bytes), "text", lambda size: "1" * size + "!1"),
+    "blanks behind a number": (of_text(units.read_bytes), "text", lambda size: "1" + " " * size + "1"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_strangers_write_takes_time_and_memory_of_its_size(tmp_path, name):
+    reader, file, content = HOSTILE[name]
+    target = fuzzing.TARGETS[reader] if isinstance(reader, str) else reader
+    target = dataclasses.replace(target, write=lambda folder: None, touch=lambda folder, rng: None)
+    (tmp_path / "warm").mkdir()
+    (tmp_path / "warm" / file).write_text(content(10))
+    cpu_of(target, tmp_path / "warm")  # imports
+    wrong = faults_of_growth(target, tmp_path, name, lambda folder, size: (folder / file).write_text(content(size)))
     assert not wrong, "\n".join(wrong)

@@ -2,12 +2,13 @@
 
 import concurrent.futures
 import gc
+import io
 import time
 
 import numpy as np
 import pytest
 
-from recjax.utils.npy import map_array
+from recjax.utils.npy import map_array, read_header
 
 
 @pytest.fixture
@@ -34,3 +35,14 @@ def test_many_threads_read_at_a_time(tmp_path, turns):
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         list(pool.map(read, range(4)))
+
+
+def test_a_header_is_read_without_what_follows():
+    for array in (np.zeros((3, 0), ">f8"), np.int8(1), np.zeros(2, [("é", "i4")])):
+        file = io.BytesIO()
+        np.lib.format.write_array(file, np.asarray(array))
+        file.seek(0)
+        assert read_header(file) == (array.shape, array.dtype)
+    for content, words in ((b"PK", "magic"), (b"\x93NUMPY\2\0\xff\xff\xff\xff{" + bytes(10**6), "array header")):
+        with pytest.raises(ValueError, match=words):
+            read_header(io.BytesIO(content))

@@ -339,6 +339,18 @@ def test_a_file_that_is_none(content, tmp_path):
     assert "allow_pickle" not in done.err  # as NumPy advises, which would execute what is in a pickle
 
 
+def test_a_packed_array_of_another_shape_is_refused_before_it_is_unpacked(tmp_path):
+    large = np.zeros((2**24,), np.float32)
+    np.savez_compressed(tmp_path / "in.npz", **(draw(facebook_shapes()) | {"emb_l.1.weight": large}))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match=r"emb_l.1.weight has shape \(16777216,\), but this model needs"):
+            import_weights(tmp_path / "in.npz", settings(*DOT), tmp_path / "run")
+        assert tracemalloc.get_traced_memory()[1] < large.nbytes / 2
+    finally:
+        tracemalloc.stop()
+
+
 def test_nothing_in_a_file_is_executed(tmp_path):
     weights: Any = draw(facebook_shapes()) | {"bot_l.0.weight": np.array([print], dtype=object)}
     file = save(tmp_path / "in.npz", weights)

@@ -64,7 +64,9 @@ def import_weights(file: Path | str, config: RunConfig, out: Path | str) -> dict
             _check_rows(theirs.zip, prefix, wanted, _row_hashes(trainer, wanted))
         arrays = states.one_version(trainer.export(trainer.init_state()))
         read = _one_at_a_time(file, theirs)
-        values = sum(_replace(arrays, entry, file, read, prefix + entry.key) for entry in wanted)
+        for entry in wanted:  # before their data take memory, of which a packed file may have a thousand times its size
+            _check_header(arrays, entry, file, theirs.zip, prefix + entry.key)
+        values = sum(_replace(arrays, entry, read, prefix + entry.key) for entry in wanted)
         folder.record(trainer, log.info)
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
             checkpoints.save(0, arrays, describe(trainer, TrainProgress()))
@@ -162,23 +164,36 @@ def _ours(arrays: dict[str, Any], entry: Entry) -> np.ndarray:
     return rows[RowOrder(len(rows)).position(np.arange(len(rows)))]
 
 
-def _replace(arrays: dict[str, Any], entry: Entry, file: Path, read: Read, key: str) -> int:
-    """Puts one of their arrays, once checked, in the place of ours; gives the number of its values.
+def _place(arrays: dict[str, Any], entry: Entry) -> tuple[dict[str, Any], str]:
+    """The dict of an exported state that holds one of its arrays, and the key there."""
+    if entry.table:
+        return arrays["tables"][entry.name], "rows"
+    return arrays["dense"], _parameter(arrays, entry.name)
+
+
+def _check_header(arrays: dict[str, Any], entry: Entry, file: Path, packed: zipfile.ZipFile, key: str) -> None:
+    """Refuses one of their arrays that has not the shape of ours, or whose values ours cannot hold (ConfigError)."""
+    with _reading(file), packed.open(f"{key}.npy") as member:
+        shape, dtype = npy.read_header(member)
+    at, name = _place(arrays, entry)
+    ours = entry.out(np.broadcast_to(np.zeros((), at[name].dtype), at[name].shape)).shape
+    if shape != ours:
+        raise ConfigError(
+            f"{file}: {key} has shape {shape}, but this model needs {ours}. Give the config of the model that the "
+            "weights are of."
+        )
+    needed = _theirs(at[name].dtype)
+    if not np.can_cast(dtype, needed, "safe"):
+        raise ConfigError(f"{file}: {key} is {dtype}, which {needed} cannot hold exactly. Save it as {needed}.")
+
+
+def _replace(arrays: dict[str, Any], entry: Entry, read: Read, key: str) -> int:
+    """Puts one of their arrays in the place of ours; gives the number of its values.
 
     A table's is read again when it is wanted: the host never holds two.
     """
-    at, name = (arrays["tables"][entry.name], "rows") if entry.table else (arrays["dense"], "")
-    name = name or _parameter(arrays, entry.name)
+    at, name = _place(arrays, entry)
     old, new = at[name], read(key)
-    shape = entry.out(np.broadcast_to(np.zeros((), old.dtype), old.shape)).shape
-    if new.shape != shape:
-        raise ConfigError(
-            f"{file}: {key} has shape {new.shape}, but this model needs {shape}. Give the config of the model that the "
-            "weights are of."
-        )
-    dtype = _theirs(old.dtype)
-    if not np.can_cast(new.dtype, dtype, "safe"):
-        raise ConfigError(f"{file}: {key} is {new.dtype}, which {dtype} cannot hold exactly. Save it as {dtype}.")
     if entry.table:
         at[name] = dataclasses.replace(as_lazy(old), read=_stored_rows(read, key, entry, old.dtype))
     else:
@@ -213,7 +228,7 @@ def _one_at_a_time(file: Path, theirs: Any) -> Read:
         if key not in last:
             last.clear()  # before the next one takes memory
             with _reading(file):
-                last[key] = theirs[key]
+                last[key] = theirs[f"{key}.npy"]  # the member whose header was checked
         return last[key]
 
     return read

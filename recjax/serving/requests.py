@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from recjax.data.arrow import chunk_columns
+from recjax.data.arrow.convert import MOST_BYTES
 from recjax.data.batch import Bags
 from recjax.data.datasets.avazu import Avazu
 from recjax.data.prepare.chunk import Coded
@@ -125,6 +126,8 @@ class RequestReader:
         """
         user, candidates = self._parts(body)
         self._refuse_unknown(user, candidates)
+        if len(body) * MOST_BYTES > 4 * _MOST_TEXT:  # a text is 4 bytes of a list at least
+            self._refuse_wide([user, *candidates])
         shared = [name for name in self._columns.names if name in user]
         own = [name for name in self._columns.names if name not in user]
         n = len(candidates)
@@ -147,12 +150,13 @@ class RequestReader:
         if refused := self._columns.refused([{**user, **candidate} for candidate in candidates]):
             raise BadRequestError(f"candidates[{refused[0]}]: {refused[1]}")
         once = bool(self._sides) and self._sides <= bags.keys()
-        for name, bag in bags.items():
-            if bag.ids.size * n > _MOST_SPREAD and not (once and name in self._sides):
-                raise BadRequestError(
-                    f"user: {name!r} has {bag.ids.size:,} values, looked up for each of {n:,} candidates, and "
-                    f"{_MOST_SPREAD:,} together are the most. Send fewer, or serve with --user {name}."
-                )
+        spread = {name: bag.ids.size for name, bag in bags.items() if not (once and name in self._sides)}
+        if (total := sum(spread.values())) * n > max(_MOST_SPREAD, len(spread) * n):
+            name = max(spread, key=spread.__getitem__)
+            raise BadRequestError(
+                f"user: {name!r} has {spread[name]:,} values, and all features have {total:,}, looked up for each of "
+                f"{n:,} candidates: {_MOST_SPREAD:,} together are the most. Send fewer, or serve with --user {name}."
+            )
         found = more | {name: of if once and name in self._sides else _repeated(of, n) for name, of in bags.items()}
         raw = {name: np.repeat(values, n, axis=0) for name, values in raw.items()}
         with np.errstate(over="ignore"):
@@ -174,6 +178,20 @@ class RequestReader:
             f"{did_you_mean(name[:80], self.columns, quoted=True)} The model takes {', '.join(self.columns)[:300]}. "
             "Leave others out."
         )
+
+    def _refuse_wide(self, objects: Sequence[Object]) -> None:
+        """Refuses texts that take far more memory than in the request: in it all are as wide as their longest."""
+        total = 0
+        for name in self._columns.names:
+            values = (row[name] for row in objects if name in row)
+            lists = (value if isinstance(value, list) else [value] for value in values)
+            lengths = [len(text.encode()) for texts in lists for text in texts if isinstance(text, str)]
+            total += len(lengths) * min(max(lengths, default=0), MOST_BYTES)
+            if total > _MOST_TEXT:
+                raise BadRequestError(
+                    f"{name!r} has {len(lengths):,} texts in this request, the longest of {max(lengths):,} bytes; in "
+                    f"memory all are as wide, more than {_MOST_TEXT:,} bytes. Send fewer candidates or values at once."
+                )
 
     def _across(self, shared: Sequence[str], own: Sequence[str]) -> list[str]:
         """Columns under "user" that features need which also need columns of candidates."""
@@ -212,7 +230,8 @@ class RequestReader:
         return user, candidates
 
 
-_MOST_SPREAD = 2 << 20  # ids of a bag of "user" for all candidates: as many as a request of 4 MiB could list
+_MOST_SPREAD = 2 << 20  # ids of "user" for all candidates: as many as a request of 4 MiB could list
+_MOST_TEXT = 2**25  # bytes of the texts of a request, each as wide as the longest of its column
 _FORM = 'Send {"user": {COLUMN: VALUE, ...}, "candidates": [{COLUMN: VALUE, ...}, ...]}; user may be left out.'
 
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from recjax.data.arrow.convert import MOST_BYTES
 from recjax.data.arrow.scan import UTF_8
 from recjax.data.datasets import ratings
 from recjax.data.datasets.avazu import Avazu, read_unlabelled
@@ -320,7 +321,7 @@ def _number(value: Any, name: str) -> float:
 _FORMS = {
     "integer": "an integer of 64 bits",
     "hex": "text of 1 to 8 hexadecimal digits",
-    "text": "text (Unicode without NUL)",
+    "text": f"text (Unicode without NUL, at most {MOST_BYTES:,} bytes)",
 }  # what the values of a feature are -> how they are written
 
 
@@ -340,8 +341,8 @@ def _fitting(item: Any, feature: RawFeature) -> int | bytes:
     elif type(item) is str:
         if values == "hex" and _HEX.fullmatch(item):
             return int(item, 16)
-        if values == "text" and "\0" not in item:
-            return item.encode()
+        if values == "text" and "\0" not in item and len(key := item.encode()) <= MOST_BYTES:
+            return key
     raise WrongRowError(
         f"{feature.name!r} is {_shown(item)}, not {_FORMS[values]}. Correct the value, or give null where it is "
         "missing."

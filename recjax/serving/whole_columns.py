@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from recjax.data.arrow.convert import MOST_BYTES
 from recjax.data.prepare.chunk import Coded, Column, RawFeature
 from recjax.data.prepare.dense_columns import fits_float32
 
@@ -56,7 +57,9 @@ def _column(values: list[Any], feature: RawFeature) -> Column:
         )
         return Column(np.array([int(value, 16) for value in values], np.int64), lengths)
     _require("\0" not in joined and not (feature.optional and "" in values))
-    return Column(np.array([value.encode() for value in values], np.bytes_), lengths)
+    keys = [value.encode() for value in values]
+    _require(max(map(len, keys), default=0) <= MOST_BYTES)
+    return Column(np.array(keys, np.bytes_), lengths)
 
 
 def _numbers(values: list[Any]) -> np.ndarray:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import math
 import re
 import shlex
 import tomllib
@@ -41,7 +40,20 @@ from recjax.utils.text import did_you_mean
 
 KEYS = ("preset", "overrides", "sort", "grid", "zip")
 RUNS = 10_000  # of a file, unless more are asked for: what is beyond is mostly a list too many
-_LONG_KEY = re.compile(r"(?<![^\s=.,\[\]{}#])(?:[^\s=.,\[\]{}#]++[ \t]*+\.[ \t]*+){64}")  # of 65 parts: a.b.c...
+_COUNTED = 10**18  # and no further: of thousands of lists the number of runs has more digits than Python writes
+_KEY_PART = r"""(?:"(?:[^"\\\n]++|\\.)*+"|'[^'\n]*+'|[^\s=.,\[\]{}#"']++)"""
+_DOT = r"[ \t]*+\.[ \t]*+"
+# Texts of several lines and comments, which are passed over; a key of 65 parts, a.b.c...; shorter ones, and values.
+_TOML_TOKEN = re.compile(
+    rf"""
+    "{{3}}(?:[^"\\]++|\\.|"{{1,2}}(?!"))*+(?:"{{3,5}}+|\\?\Z)
+    |'{{3}}(?:[^']++|'{{1,2}}(?!'))*+(?:'{{3,5}}+|\Z)
+    |[#][^\n]*+
+    |(?P<long>(?:{_KEY_PART}{_DOT}){{64}})
+    |{_KEY_PART}(?:{_DOT}{_KEY_PART})*+
+    """,
+    re.VERBOSE | re.DOTALL,
+)
 # Measure of a run -> whether more of it is better.
 SORTS = {
     **{
@@ -192,7 +204,9 @@ def read_toml(file: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read the sweep file {file}: it is no regular file.")
     try:
         text = file.read_text(encoding="utf-8")
-        plain = None if _LONG_KEY.search(text) else tomllib.loads(text)  # whose time is that length squared
+        # tomllib's time is the square of a key's length
+        long_key = any(token["long"] for token in _TOML_TOKEN.finditer(text))
+        plain = None if long_key else tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"cannot read the sweep file {file}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
@@ -233,11 +247,14 @@ def _axes(plain: dict[str, Any], fixed: Sequence[str]) -> tuple[Axis, ...]:
 
 def _check_count(axes: Sequence[Axis], runs_at_most: int) -> None:
     """Refuses a file of more runs than `runs_at_most` (ConfigError)."""
-    lengths = [len(axis.points) for axis in axes]
-    if (runs := math.prod(lengths)) > runs_at_most:
+    runs = 1
+    for axis in axes:
+        runs = min(runs * len(axis.points), _COUNTED)
+    if runs > runs_at_most:
         lists = ", ".join(f"{', '.join(axis.keys)[:80]} has {len(axis.points):,}" for axis in axes[:20])
         raise ConfigError(
-            f"it stands for {runs:,} runs, and {runs_at_most:,} are the most unless you say otherwise. Every list "
+            f"it stands for {runs:,}{' or more' * (runs == _COUNTED)} runs, and {runs_at_most:,} are the most unless "
+            "you say otherwise. Every list "
             f"under grid multiplies them: {lists}. Shorten them, draw settings at random with `recjax tune`, or give "
             f"--runs-at-most {runs}."
         )

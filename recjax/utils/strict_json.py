@@ -17,7 +17,7 @@ from typing import Any
 from recjax.utils.repeats import first_repeated
 
 _DEEPEST = 64  # lists and objects inside each other; recjax writes a dozen at most
-_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)  # or without its end
+_STRING = re.compile(r'"[^"\\]*+(?:\\.?[^"\\]*+)*+(?:"|\Z)', re.DOTALL)  # or without its end
 
 
 class JsonError(ValueError):

@@ -45,15 +45,18 @@ def did_you_mean(name: str, names: Iterable[str], quoted: bool = False) -> str:
 
 
 _USER = re.compile(r"(?<=:/)(/?)[^/\s@'\"]*@")  # a path may have lost a slash
+_NAME_CHAR = r"[^=&;#\s'\"]"
+_CREDENTIAL = "token|key|secret|password|passwd|pwd|signature|sig|credential|auth"
+# A parameter whose name speaks of a credential, and its value; else a name alone, within which no other is looked for.
 _QUERY = re.compile(
-    r"([?&;][^=&;#\s'\"]*(?:token|key|secret|password|passwd|pwd|signature|sig|credential|auth)[^=&;#\s'\"]*=)[^&;#\s'\",)]+",
+    rf"(?P<name>[?&;](?={_NAME_CHAR}*?(?:{_CREDENTIAL})){_NAME_CHAR}*+=)[^&;#\s'\",)]+|[?&;]{_NAME_CHAR}*+",
     re.IGNORECASE,
 )
 
 
 def masked(text: str) -> str:
     """`text` without what in its URLs grants access: `https://user:secret@host/x?token=abc` has *** for both."""
-    return _QUERY.sub(r"\1***", _USER.sub(r"\1***@", text))
+    return _QUERY.sub(lambda match: f"{match['name']}***" if match["name"] else match[0], _USER.sub(r"\1***@", text))
 
 
 def holds_secret(text: str) -> bool:

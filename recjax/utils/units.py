@@ -13,7 +13,7 @@ _RATES = {f"{p}{unit}/s": f / bits for p, f in _PREFIXES.items() for unit, bits 
 _RATES |= {f"{p}bps": f / 8 for p, f in _PREFIXES.items()}
 _TIMES = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "": 1.0}
 
-_QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([^0-9\s]*)\s*")
+_QUANTITY = re.compile(r"\s*+((?:[0-9]++(?:\.[0-9]++)?|\.[0-9]++)(?:[eE][-+]?[0-9]++)?)\s*+([^0-9\s]*+)\s*+")
 
 
 def read_bytes(text: str, name: str = "--bytes") -> float:

@@ -177,8 +177,10 @@ def test_mistakes_are_named(shop):
         (asked([row | {"x" * 99_999: 1}]), "has the key 'x{80}', which is no column"),
         (
             asked([without(row, "tags")] * 600, {"tags": ["t1"] * 4000}),
-            "'tags' has 4,000 values, looked up for each of 6",
+            "'tags' has 4,000 values, and all features have 4,000, looked up for each of 6",
         ),
+        (asked([row | {"tags": ["a" * 1025]}]), r"candidates\[0\]: 'tags' is .*, not text .* at most 1,024 bytes"),
+        (asked([row | {"tags": ["é" * 513]}]), r"candidates\[0\]: 'tags' is .*, not text .* at most 1,024 bytes"),
         (b"[" * 10_000, "nested more than 64 deep"),
         (b'{"candidates": [{"user": ' + b"9" * 9000 + b"}]}", "has too many digits"),
     ):
@@ -290,3 +292,14 @@ def test_crosses_of_users_with_candidates_and_conditions(tmp_path):
     ):
         with pytest.raises(BadRequestError, match=words):
             reader.read(asked([row | (wrong if at == 1 else {"item_id": 1}) for at, row in enumerate(made)]))
+
+
+def test_values_of_the_user_count_together_over_all_features():
+    from recjax.data.batch import Feature
+
+    schema = Schema((), (*(Feature(f"x{i}", 10, None) for i in range(3)), Feature("y", 10)))
+    reader = RequestReader(IdColumns(signature(schema)), signature(schema), 600)
+    candidates = [{"y": 1}] * 512
+    assert reader.read(asked(candidates, {f"x{i}": [1] * 1365 for i in range(3)})).bags["x0"].ids.size == 512 * 1365
+    with pytest.raises(BadRequestError, match="'x1' has 1,367 values, and all features have 4,097, looked up for each"):
+        reader.read(asked(candidates, {"x0": [1] * 1365, "x1": [1] * 1367, "x2": [1] * 1365}))

@@ -3,6 +3,7 @@
 import itertools
 import shlex
 import time
+import tomllib
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from support.commands import assert_refused, inside
 from recjax.config import presets
 from recjax.errors import ConfigError
 from recjax.settings.overrides import config_hash
-from recjax.sweep.file import read_sweep
+from recjax.sweep.file import read_sweep, read_toml
 from recjax.sweep.search_file import read_search
 
 pytestmark = pytest.mark.light_compile
@@ -202,6 +203,29 @@ def test_keys_of_many_parts_are_refused_at_once(tmp_path, key):
     with pytest.raises(ConfigError, match="nested too deeply"):
         sweep_of(tmp_path, ONE + f"[grid]\n{key}b = [1]")
     assert time.process_time() - begin < 1
+
+
+@pytest.mark.parametrize("part", ["a", '"a b"', '"="', "'#'", r'"\""', '""', "'''"])
+@pytest.mark.parametrize("before", ["", "[", "x = {", 'x = {y = """z"""", ', r'x = {y = """a.\"""""", ', "y = 'a'\n"])
+def test_keys_of_many_parts_are_refused_wherever_they_stand(tmp_path, part, before):
+    (tmp_path / "s.toml").write_text(before + " . ".join([part] * 65) + " = 1\n")
+    with pytest.raises(ConfigError, match="not valid TOML" if part == "'''" else "nested too deeply"):
+        read_toml(tmp_path / "s.toml")
+
+
+@pytest.mark.parametrize(
+    "value", ['"{}"', "'{}'", '"""\n{}""""', "'''{}'''", "1 # {}", r'"\" {}"', '["x", """"{}"""""]', '"""\\"""{}"""']
+)
+def test_texts_and_comments_may_hold_many_dots(tmp_path, value):
+    text = f"a.b = {value.format(' . '.join('a' * 100))}\nc.d = 1.5\n"
+    (tmp_path / "s.toml").write_text(text)
+    assert read_toml(tmp_path / "s.toml") == tomllib.loads(text)
+
+
+def test_runs_of_more_digits_than_python_writes_are_counted(tmp_path):
+    keys = "".join(f"a{number} = [1, 2]\n" for number in range(15_000))
+    with pytest.raises(ConfigError, match="stands for 1,000,000,000,000,000,000 or more runs, and 10,000 are the most"):
+        sweep_of(tmp_path, ONE + "[grid]\n" + keys)
 
 
 def test_dry_run_prints_the_lines_and_touches_nothing(tmp_path):

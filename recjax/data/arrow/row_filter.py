@@ -24,7 +24,7 @@ from recjax.data.text.fields import is_utf8
 from recjax.errors import ConfigError
 from recjax.settings import items
 
-_FORM = re.compile(r"(.+?)\s*(>=|<=|!=|==|=|<|>)\s*(.*)", re.DOTALL)
+_FORM = re.compile(r"(.+?)(>=|<=|!=|==|=|<|>)(.*)", re.DOTALL)
 _ORDER: dict[str, Callable[[Any, float], Any]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -110,7 +110,7 @@ def parse(texts: Sequence[str]) -> tuple[Condition, ...]:
                 f"where: {text!r} is no condition. Write COLUMN, one of = != < <= > >=, and a value; several values of "
                 "= with | between them: where=price>0,country=DE|FR."
             )
-        column, compare, value = (text[slice(*form.span(group))] for group in (1, 2, 3))
+        column, compare, value = (text[slice(*form.span(group))].strip() for group in (1, 2, 3))
         compare = "=" if compare == "==" else compare
         if compare in _ORDER and _bound(items.unquote(value)) is None:
             raise ConfigError(

@@ -115,7 +115,8 @@ def _events(nodes: list[Fields], world: int, rank: int) -> tuple[Event, ...]:
         if kind in ("send", "recv"):
             head = dataclasses.replace(head, group=_pair(values[3 - shift], group, rank, node))
         sizes = {} if kind == "barrier" else _sizes(node, values, kind, len(group))
-        events.append(dataclasses.replace(head, deps=waited.issue(head.id, request), **sizes))
+        deps = waited.issue(head.id, request, node.place)
+        events.append(dataclasses.replace(head, deps=deps, **sizes))
     step = next((number for number in steps if number is not None), 0)
     for place, number in enumerate(steps):
         step = step if number is None else number

@@ -32,6 +32,8 @@ from recjax.settings.values import either
 
 VERSION = "0.0.4"
 VERSIONS = ("", VERSION, "1.0.0")  # that are read; Chakra's converters write none, its generator the last one
+_ID_TWICE = "{}: two nodes have the same id. The file is damaged."
+_LEAST_BYTES = 8  # of a node that has a name and a type
 _COMP, _SEND, _RECV, _COLL = 4, 5, 6, 7  # NodeType
 _TYPES = {  # CollectiveCommType
     "all_reduce": 0,
@@ -210,11 +212,25 @@ def _events(data: bytes, path: str, groups: Mapping[str, tuple[int, ...]], world
     version = head.version
     if version not in VERSIONS:
         raise DataError(f"{path}: version {version[:40]!r} of the format; this recjax reads {either(VERSIONS[1:])}.")
-    nodes = list(messages)
+    nodes = _nodes(messages, len(data), path)
     found = events_of(nodes, path, groups, world, rank)
     if version != VERSION and not any(node.start_micros for node in nodes):  # of others: it has durations alone
         found = tuple(dataclasses.replace(event, start_ns=None) for event in found)
     return found
+
+
+def _nodes(messages: Iterator[Any], size: int, path: str) -> list[Any]:
+    """The nodes of a file of `size` bytes, which make far more memory of it where they hold next to nothing."""
+    nodes: list[Any] = []
+    ids: set[int] = set()
+    for node in messages:
+        nodes.append(node)
+        ids.add(node.id)
+        if len(ids) < len(nodes):
+            raise DataError(_ID_TWICE.format(path))
+        if _LEAST_BYTES * len(nodes) > size:
+            raise DataError(f"{path}: its nodes have fewer than {_LEAST_BYTES} bytes each. The file is damaged.")
+    return nodes
 
 
 def new_node(attributes: Mapping[str, int | bool], **fields: Any) -> Any:
@@ -265,7 +281,7 @@ def _ordered(nodes: list[Any], path: str) -> list[tuple[Any, list[int]]]:
     """
     by_id = {node.id: node for node in nodes}
     if len(by_id) < len(nodes):
-        raise DataError(f"{path}: two nodes have the same id. The file is damaged.")
+        raise DataError(_ID_TWICE.format(path))
     alone = {n.id: sorted({d for d in n.data_deps if d in by_id}) for n in nodes}  # a window may lack some
     with_calls = {n.id: sorted({*alone[n.id], *(d for d in n.ctrl_deps if d in by_id)}) for n in nodes}
     for deps in (with_calls, alone):

@@ -13,6 +13,7 @@ from recjax.errors import DataError
 from recjax.lab.formats.trace import COMPUTE, Event
 
 MOST = 4096  # operations that one may wait for
+_MOST_EACH, _MOST_ALWAYS = 64, 2**20  # in lists of what is waited for: so many for each operation, and these
 
 
 def with_waits(events: Sequence[Event]) -> Iterator[tuple[Event, bool]]:
@@ -44,19 +45,30 @@ class Waited:
         self.issued: dict[Any, tuple[int, tuple[int, ...]]] = {}  # request -> id and dependencies
         self.front: dict[int, None] = {}
         self._deps: tuple[int, ...] | None = ()  # of what is issued now; None: to be made of the front
+        self._left = _MOST_ALWAYS  # dependencies that further lists may hold
 
-    def issue(self, id: int, request: Any) -> tuple[int, ...]:
+    def issue(self, id: int, request: Any, place: str) -> tuple[int, ...]:
         """Dependencies of an operation that is issued now; `request` is its name in a wait."""
+        self._left += _MOST_EACH
         if self._deps is None:
+            self._left -= len(self.front)
+            if self._left < 0:
+                raise DataError(
+                    f"{place}: it and those before it wait for more than {_MOST_EACH} operations each. Cut "
+                    "the trace to fewer steps."
+                )
             self._deps = tuple(sorted(self.front))
         self.issued[request] = id, self._deps
         return self._deps
 
     def wait(self, request: Any, place: str) -> None:
-        """The thread waited for an operation; what that depended on is implied. One not known is of an earlier time."""
+        """The thread waited for an operation; what that depended on is implied.
+
+        One not known is of an earlier time, and one waited for a second time is done.
+        """
         if request not in self.issued:
             return
-        id, deps = self.issued[request]
+        id, deps = self.issued.pop(request)
         self._deps = None
         for implied in deps:
             self.front.pop(implied, None)

@@ -88,7 +88,7 @@ def _events(lines: list[Any], world: int, rank: int, path: str) -> tuple[Event, 
         line = Fields(values, f"{path}, operation {number}")
         if "comms" not in line.values and "compute" in line.values:
             name = line.text("compute")
-            events.append(Event(len(events), COMPUTE, name=name, deps=waited.issue(len(events), None)))
+            events.append(Event(len(events), COMPUTE, name=name, deps=waited.issue(len(events), None, line.place)))
             continue
         kind = kind_of(line.text("comms"), line.place)
         pg = line.values.get("pg_id")
@@ -102,7 +102,8 @@ def _events(lines: list[Any], world: int, rank: int, path: str) -> tuple[Event, 
             waited.wait(request, line.place)
             continue
         group = groups.get(pg) or all_ranks.first(line.whole("world_size", world), line.place)
-        events.append(_event(line, kind, len(events), group, waited.issue(len(events), request)))
+        deps = waited.issue(len(events), request, line.place)
+        events.append(_event(line, kind, len(events), group, deps))
     return tuple(events)
 
 

@@ -193,6 +193,34 @@ def test_operations_after_many_waits_share_what_they_wait_for(tmp_path):
     assert error is None and peak < 2**23  # 2,000 lists of their own would take 16 MB
 
 
+def test_waits_and_operations_in_turn_are_refused_before_they_take_much(tmp_path):
+    first = 4096
+    wait = b'{"comms":"wait","req":%d,"pg_id":0}'
+    turns = [line for i in range(2 * first) for line in (wait % i, REDUCE % (first + i, 1))]
+    content = b"[" + b",".join([*(REDUCE % (number, 1) for number in range(first)), *turns]) + b"]"
+    (tmp_path / "0.json").write_bytes(content)
+    peak, error = peak_of(lambda: read_trace(tmp_path))
+    assert isinstance(error, DataError) and "wait for more than" in str(error)
+    assert peak < 40 * len(content)
+
+
+def test_nodes_of_next_to_nothing_are_refused_before_they_take_much(tmp_path):
+    file = tmp_path / "trace.0.et"
+    for content, words in (
+        (bytes(300_000), "two nodes have the same id"),
+        (b"\0" + b"".join(b"\4\10%c\x81\1" % (128 + n % 128) for n in range(128)), "fewer than 8 bytes each"),
+    ):
+        file.write_bytes(content)
+        peak, error = peak_of(lambda: read_trace(tmp_path))
+        assert words in str(error) and peak < 2**22
+
+
+def test_an_operation_waited_for_again_is_no_news(tmp_path):
+    again = [b'{"comms":"wait","req":0,"pg_id":0}', REDUCE % (2, 1)]
+    (tmp_path / "0.json").write_bytes(b"[" + b",".join([REDUCE % (0, 1), *again, *again[:1], REDUCE % (3, 1)]) + b"]")
+    assert [event.deps for event in read_trace(tmp_path).ranks[0]] == [(), (0,), (0,)]
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
