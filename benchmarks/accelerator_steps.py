@@ -22,7 +22,7 @@ from recjax.lab.bench.timing import Ours, spread
 from recjax.lab.replay import profile
 from recjax.parallel.mesh import put_share
 from recjax.parallel.packed import put_together
-from recjax.train import step_inputs
+from recjax.train import routers
 from recjax.train.build import build_trainer
 from recjax.utils.text import aligned
 
@@ -50,7 +50,7 @@ def main() -> None:
         for number in range(options.rounds + 1):  # the first compiles, and does not count
             for routing, side in sides.items():
                 for way, put in WAYS.items():
-                    with mock.patch.object(step_inputs, "put_batch", put):
+                    with mock.patch.object(routers, "put_batch", put):
                         state, one = side.round(state, options.steps)
                     if number:
                         ms.setdefault(f"{routing}, {way}", []).append(one.seconds / options.steps * 1e3)

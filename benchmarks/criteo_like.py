@@ -20,9 +20,8 @@ import pyarrow as pa
 from pyarrow import csv
 
 from recjax.data import counter_rng
-from recjax.data.synthetic.clicks import expected_auc
+from recjax.data.synthetic.clicks import BoundedZipf, expected_auc
 from recjax.data.synthetic.stream import CRITEO_KAGGLE_ROWS as ROWS
-from recjax.data.synthetic.zipf import BoundedZipf
 
 MISSING_INTEGERS = (0.45, 0, 0.21, 0.22, 0.026, 0.22, 0.043, 0.0005, 0.043, 0.45, 0.043, 0.77, 0.22)
 MISSING_CATEGORIES = {

@@ -18,12 +18,12 @@ import numpy as np
 
 from recjax.data.batch import Bags, Batch
 from recjax.data.prepare.ids import stable_hash
-from recjax.data.synthetic.zipf import BoundedZipf
+from recjax.data.synthetic.clicks import BoundedZipf
 from recjax.embedding.bind import bind
 from recjax.embedding.dynamic.id_map import IdMap
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.routing import host
 from recjax.embedding.spec import DynamicIds, FeatureSpec, TableSpec
 

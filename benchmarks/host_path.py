@@ -24,8 +24,7 @@ from recjax.embedding.routing import capacity, device, host  # noqa: E402
 from recjax.embedding.routing.routed import Routing  # noqa: E402
 from recjax.parallel.malloc import keep_freed_memory  # noqa: E402
 from recjax.train.build import build_trainer  # noqa: E402
-from recjax.train.routers import InFlight  # noqa: E402
-from recjax.train.step_inputs import place  # noqa: E402
+from recjax.train.routers import InFlight, place  # noqa: E402
 from recjax.train.trainer import Trainer  # noqa: E402
 from recjax.utils.text import aligned  # noqa: E402
 

@@ -22,7 +22,7 @@ from recjax.config.run import RunConfig
 from recjax.data.pipeline import batches
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import ACROSS, BoundPlan
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.routing import capacity, host
 from recjax.embedding.routing.host import route_on_host
 from recjax.embedding.routing.routed import RoutedBatch

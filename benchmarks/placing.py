@@ -23,7 +23,7 @@ from recjax.embedding.routing import device, host
 from recjax.embedding.routing.routed import Routing
 from recjax.parallel.malloc import keep_freed_memory
 from recjax.train.build import build_trainer
-from recjax.train.step_inputs import place
+from recjax.train.routers import place
 from recjax.utils.text import aligned
 
 

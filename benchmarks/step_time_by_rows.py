@@ -18,16 +18,16 @@ import optax
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.routing.host import pack, route_on_host
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig, make_mesh
 from recjax.train import state as states
 from recjax.train.module import ModuleDef
+from recjax.train.routers import place
 from recjax.train.run.summary import versions
 from recjax.train.step import make_train_step
-from recjax.train.step_inputs import place
 
 TABLES, DIM, DENSE = 4, 16, 13
 

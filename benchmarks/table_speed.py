@@ -24,7 +24,7 @@ from recjax import settings
 from recjax.data import catalog
 from recjax.data.prepare import prepare as engine
 from recjax.data.storage.blocks import open_prepared
-from recjax.data.synthetic.zipf import BoundedZipf
+from recjax.data.synthetic.clicks import BoundedZipf
 from recjax.parallel.malloc import environment
 
 GROUP = 1 << 17

@@ -20,8 +20,8 @@ import jax
 
 from recjax.config import presets
 from recjax.train.build import build_trainer
+from recjax.train.callbacks import Increments
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
-from recjax.train.increments import Increments
 from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer
 from recjax.utils.text import aligned

@@ -9,7 +9,7 @@ import recjax
 from recjax.embedding.plan import Plan
 from recjax.embedding.segment import Exchange, RowIds, Segment
 from recjax.errors import ConfigError, TrainingError
-from recjax.train.run.metrics_table import read_lines, table_of
+from recjax.train.run.curves import read_lines, table_of
 from recjax.utils.html import Shown
 
 

@@ -97,7 +97,7 @@ def plan(options: argparse.Namespace) -> None:
     from recjax.config import presets
     from recjax.data.source import mean_ids
     from recjax.embedding.bind import bind
-    from recjax.embedding.plan_choice import is_file
+    from recjax.embedding.plan import is_file
     from recjax.embedding.plan_report import describe_plan, plan_table
     from recjax.planning.loads import describe_loads, loads_table
     from recjax.planning.resolve import workload
@@ -143,7 +143,7 @@ def plan(options: argparse.Namespace) -> None:
     judge = None
     if config.planner.compile:
         from recjax.parallel.mesh import make_mesh
-        from recjax.train.step_prediction import judge as judge_of
+        from recjax.train.build import judge as judge_of
 
         judge = judge_of(config, source, make_mesh(config.mesh))
     plan, chosen, hot = planned.plan_of(config, source, tables, features, config.mesh.shape, judge)

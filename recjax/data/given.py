@@ -16,7 +16,7 @@ import numpy as np
 from recjax.data.batch import Bags, Batch, Feature, Label, LabelKind, Schema, validate
 from recjax.data.source import SPLITS, split_called
 from recjax.errors import DataError
-from recjax.utils.repeats import first_repeated
+from recjax.utils.text import first_repeated
 
 _MOST_EXACT = 2.0**53  # beyond it floats leave integers out
 

@@ -1,4 +1,4 @@
-"""Bands: some rows of one table, by storage position, counted from 0 without gaps.
+"""Bands: some rows of one table, by storage position, counted from 0 without gaps; segments in buffers; lookups.
 
 Segments of a plan select rows by id (`plan.py`). A `Band` is what such a selector means in the order in which rows are
 stored: sorted positions, so that a segment's rows are split among owners, stored and found by arithmetic and one
@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from recjax.embedding.row_order import RowOrder, library
+from recjax.embedding.row_order import RowOrder, Split, library
 from recjax.embedding.segment import HOT_PLACEMENTS, RowIds, Segment
-from recjax.embedding.spec import TableSpec
+from recjax.embedding.spec import FeatureSpec, TableSpec
 
 FEW = 16  # positions, among which bisection is as quick as a bit far away in memory
 MOST_ROWS = 2**28  # of a table with bits: 64 MiB
@@ -183,3 +183,162 @@ def bands(segments: Sequence[Segment], spec: TableSpec) -> tuple[Band, ...]:
     rest = Band(spec.rows, positions(named), inverted=True, vacant=vacant) if named else Band(spec.rows)
     alike = {"all": Band(spec.rows), "rest": rest}
     return tuple(alike[s.rows] if isinstance(s.rows, str) else chosen[s.rows.ids] for s in segments)
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundSegment:
+    """A segment's place in its group's buffer.
+
+    Attributes:
+      spec: the table that it is a part of.
+      placement: as the plan has it.
+      split: the rows of its band, by their numbers, over the parts of the buffer that differ in rows.
+      offsets: where its range starts in each of those parts, in rows.
+      band: the rows of the table that it holds.
+      first: its first column.
+      last: the one after its last column.
+      number: of the segment in the table's plan.
+    """
+
+    spec: TableSpec
+    placement: str
+    split: Split
+    offsets: tuple[int, ...]
+    band: Band
+    first: int
+    last: int
+    number: int = 0
+
+    @functools.cached_property
+    def order(self) -> RowOrder:
+        """Maps rows to storage positions."""
+        return RowOrder(self.spec.rows)
+
+    @property
+    def whole_rows(self) -> bool:
+        """True if it holds all columns of the table."""
+        return self.last - self.first == self.spec.dim
+
+    def locate(self, ids: Any) -> tuple[Any, Any, Any]:
+        """Returns (owner, home in the owner's part of the buffer, whether it is here) of each row id, elementwise.
+
+        The last is None if the segment holds all rows of its table. For NumPy and JAX.
+        """
+        number, here = self.band.number(self.order.position(ids))
+        if here is not None:
+            number = library(ids).minimum(number, self.band.size - 1)  # rows elsewhere may count as one after the last
+        owner, within = self.split.owner_and_offset(number)
+        return owner, within + library(ids).asarray(self.offsets, ids.dtype)[owner], here
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Share of a segment that one part of a group's buffer holds.
+
+    Attributes:
+      part: which part, 0 to `Group.parts` - 1.
+      offset: its first row there; its first column there is 0.
+      start, stop: the rows that it holds, by their numbers in the segment's band.
+      first, last: the columns of the table that it holds, `last` excluded.
+    """
+
+    part: int
+    offset: int
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The segments of one group that a feature looks its ids up in: bands of one table with the same columns.
+
+    Attributes:
+      name: unique in the bound plan; the feature's own where this is all that it looks up.
+      feature: whose ids are sought.
+      segments: which of them hold some of the rows.
+    """
+
+    name: str
+    feature: FeatureSpec
+    segments: tuple[BoundSegment, ...]
+
+    def locate(self, ids: Any) -> tuple[Any, Any, Any]:
+        """Like `BoundSegment.locate`, in whichever segment has the row."""
+        owner, home, here = self.segments[0].locate(ids)
+        where = library(ids).where
+        for segment in self.segments[1:]:
+            other_owner, other_home, there = segment.locate(ids)
+            owner, home = where(there, other_owner, owner), where(there, other_home, home)
+            here = here | there
+        return owner, home, None if self.whole else here
+
+    @property
+    def whole(self) -> bool:
+        """True if the segments have all rows of the table."""
+        return sum(segment.band.members for segment in self.segments) == self.segments[0].spec.rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Fetched:
+    """Columns of the rows that a device fetched from one group, as `Pool.rows` names them.
+
+    Attributes:
+      group: its name.
+      first: the first column of these, counted from that of the group's segments.
+      last: the one after the last.
+    """
+
+    group: str
+    first: int
+    last: int
+
+    @property
+    def columns(self) -> int:
+        """Number of these columns."""
+        return self.last - self.first
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+    """Some columns of a feature, or all: what is pooled at once.
+
+    Attributes:
+      spec: the feature, with a name that is unique among lookups: the feature's own where this is all of it.
+      feature: the feature's name.
+      first: the first of these columns in the feature's table.
+      sources: names of the `Source`s of its rows, beside `Pool.rows`.
+      everywhere: True if there is one source alone, which has all rows.
+      complete: True if the sources have all rows together; else owners pool the others.
+    """
+
+    spec: FeatureSpec
+    feature: str
+    first: int
+    sources: tuple[str, ...]
+    everywhere: bool = True
+    complete: bool = True
+
+    @property
+    def name(self) -> str:
+        """Its name in `Routing.features`."""
+        return self.spec.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """Lookups that take their rows from the same place.
+
+    Attributes:
+      rows: fetched rows, which lie one below the other: all have as many columns.
+      lookups: what is pooled from them.
+    """
+
+    rows: tuple[Fetched, ...]
+    lookups: tuple[Lookup, ...]
+
+    @property
+    def width(self) -> int:
+        """Columns of these rows."""
+        return self.rows[0].columns

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from recjax.embedding.bands import Band, bands
-from recjax.embedding.bound_segment import BoundSegment
+from recjax.embedding.bands import Band, BoundSegment, Fetched, Lookup, Pool, Source, bands
 from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, Group
-from recjax.embedding.lookups import Fetched, Lookup, Pool, Source
 from recjax.embedding.plan import Plan, check_plan
 from recjax.embedding.pooled.layout import IDS, ROWS, Stream, make_exchanges, make_streams
 from recjax.embedding.row_order import Split

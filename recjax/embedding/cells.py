@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from recjax.embedding.bound_segment import BoundSegment
+from recjax.embedding.bands import BoundSegment
 from recjax.embedding.layout import Group
 from recjax.embedding.lines import Lines
 from recjax.utils.lazy_arrays import Index

@@ -17,8 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from recjax.embedding.address import Homes, inverse
-from recjax.embedding.bands import Band
-from recjax.embedding.bound_segment import BoundSegment, Piece
+from recjax.embedding.bands import Band, BoundSegment, Piece
 from recjax.embedding.buffers import GroupSlots, Tables, filled
 from recjax.embedding.cells import Blocks, Overlap, copied, overlaps
 from recjax.embedding.layout import BoundPlan, Group

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from recjax.embedding.bound_segment import BoundSegment
+from recjax.embedding.bands import BoundSegment
 from recjax.embedding.buffers import GroupSlots, Tables
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.lines import get_rows, set_rows

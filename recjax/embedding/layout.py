@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recjax.embedding.bound_segment import BoundSegment, Piece
-from recjax.embedding.lookups import Lookup, Pool, Source
+from recjax.embedding.bands import BoundSegment, Lookup, Piece, Pool, Source
 from recjax.embedding.optim import SlotSpec
 from recjax.embedding.row_order import Cut, Split
 from recjax.embedding.segment import EXACT, Exchange

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from recjax.embedding.bands import BoundSegment
 from recjax.embedding.bind import bind
-from recjax.embedding.bound_segment import BoundSegment
 from recjax.embedding.layout import Group
 from recjax.embedding.plan import Plan, kind_in_words
 from recjax.embedding.segment import OWNED

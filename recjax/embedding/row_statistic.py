@@ -32,10 +32,10 @@ import jax.numpy as jnp
 from recjax.embedding.address import homes_of, locator
 from recjax.embedding.buffers import Tables
 from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.ordering import in_order
 from recjax.embedding.pooled import lookup as pooled_lookup
 from recjax.embedding.residuals import Residuals, SparseGradient, UpdateContext
 from recjax.embedding.routing.routed import Routing
+from recjax.embedding.routing.sorting import in_order
 from recjax.embedding.segment_sums import by_segments, segment_sums
 from recjax.parallel.mesh import ACROSS_GROUPS, BATCH_AXES, MODEL_AXES
 

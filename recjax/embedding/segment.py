@@ -17,7 +17,7 @@ from recjax.embedding.quantize import Precision
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 from recjax.settings.values import check_ranges
-from recjax.utils.repeats import first_repeated
+from recjax.utils.text import first_repeated
 
 Placement = Literal["row_wise", "table_wise", "column_wise", "data_parallel", "table_row_wise", "grid"]
 PLACEMENTS: tuple[str, ...] = get_args(Placement)

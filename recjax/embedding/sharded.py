@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.address import Homes, homes_of
+from recjax.embedding.bands import Pool
 from recjax.embedding.buffers import GroupSlots, Tables
 from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.lookups import Pool
 from recjax.embedding.pooled import lookup as pooled_lookup
 from recjax.embedding.pooling import Sequence, pool
 from recjax.embedding.residuals import (

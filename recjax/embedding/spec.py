@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, get_args
 from recjax.embedding.optim import EVERY_ROW_VALUES, SparseOptimizer
 from recjax.errors import ConfigError
 from recjax.settings.values import check_ranges
-from recjax.utils.repeats import first_repeated
+from recjax.utils.text import first_repeated
 
 Pooling = Literal["sum", "mean", "none"]
 TableDtype = Literal["float32", "bfloat16"]

@@ -1,20 +1,87 @@
 """Layers that act otherwise in training: BatchNorm, exact over all devices, and Dropout, the same on any mesh.
 
 flax's own of these names see the samples of one device alone, and draw by the shape that they see: their numbers would
-depend on how many devices there are. Both layers here ask `in_step` which samples they see; where there is none, as in
-an evaluation, BatchNorm uses its running statistics and Dropout does nothing.
+depend on how many devices there are. Both layers here ask `current_samples` which they see while a training step is
+traced; where there are none, as in an evaluation, BatchNorm uses its running statistics and Dropout does nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import dataclasses
 import zlib
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from recjax.errors import ConfigError
-from recjax.models import in_step
+from recjax.parallel.mesh import BATCH_AXES
+
+
+@dataclasses.dataclass(frozen=True)
+class Samples:
+    """The samples of one call of a module, on one device, inside `jax.shard_map` over BATCH_AXES.
+
+    Attributes:
+      number_b: int32 [b], which sample of the global batch each is: the same on any mesh.
+      counted_b: bool [b], whether it has any weight; padding has none.
+      seed: of the run.
+      step: int32 [], steps done before.
+      axes: mesh axes that all samples of the batch lie along.
+    """
+
+    number_b: jax.Array
+    counted_b: jax.Array
+    seed: int
+    step: jax.Array
+    axes: tuple[str, ...] = BATCH_AXES
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step; `seed` and `step` as in `Samples`."""
+
+    seed: int
+    step: jax.Array
+
+    def samples(self, weights_b: jax.Array) -> Samples:
+        """All samples of this device, of weights [b] or [b, T]. Devices have consecutive ones, in their order."""
+        b = len(weights_b)
+        number_b = jax.lax.axis_index(BATCH_AXES).astype(jnp.int32) * b + jnp.arange(b, dtype=jnp.int32)
+        return Samples(number_b, (weights_b > 0).reshape(b, -1).any(axis=1), self.seed, self.step)
+
+
+_current: contextvars.ContextVar[Samples | None] = contextvars.ContextVar("samples of the step", default=None)
+
+
+def current_samples() -> Samples | None:
+    """Returns the samples that the module now sees; None outside of a training step."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def seeing(given: Samples | None) -> Iterator[None]:
+    """Makes these the present ones."""
+    token = _current.set(given)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def sample_arrays(given: Samples | None) -> Any:
+    """The arrays that have an entry for each sample; () if there are none."""
+    return () if given is None else (given.number_b, given.counted_b)
+
+
+def with_sample_arrays(given: Samples | None, arrays: Any) -> Samples | None:
+    """The same step with other samples, as `sample_arrays` gave them."""
+    return None if given is None else dataclasses.replace(given, number_b=arrays[0], counted_b=arrays[1])
+
 
 _TAG = zlib.crc32(b"dropout")  # keeps its keys apart from those of stochastic rounding and of initial values
 
@@ -25,7 +92,7 @@ def sum_over_batch(x_bxN: jax.Array) -> jax.Array:
     For layers of one's own that keep statistics: what is made of such sums alone is the same on all devices, which is
     what a module's state must be. Outside of a training step it is the sum of what is given.
     """
-    samples = in_step.samples()
+    samples = current_samples()
     if samples is None:
         return jnp.sum(x_bxN, axis=0)
     counted_bx1 = samples.counted_b.reshape(-1, *([1] * (x_bxN.ndim - 1)))
@@ -55,7 +122,7 @@ class BatchNorm(nnx.Module):
         """[b, N] -> [b, N], in the dtype of x."""
         wide_bxN = x_bxN.astype(self.scale.dtype)
         mean_N, var_N = self.mean[...], self.var[...]
-        if in_step.samples() is not None:
+        if current_samples() is not None:
             mean_N, var_N = self._of_batch(wide_bxN)
         factor_N = self.scale[...] * jax.lax.rsqrt(var_N + self.epsilon)
         return ((wide_bxN - mean_N[None]) * factor_N[None] + self.bias[...][None]).astype(x_bxN.dtype)
@@ -87,7 +154,7 @@ class Dropout(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[b, ...] -> the same shape and dtype."""
-        samples = in_step.samples()
+        samples = current_samples()
         if samples is None or self.rate == 0:
             return x
         key = jax.random.key(samples.seed, impl="threefry2x32")

@@ -22,8 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from recjax.embedding.bind import stack_of
-from recjax.embedding.plan import Plan, with_exchange
-from recjax.embedding.plan_choice import AUTO_REPLICATE_BYTES
+from recjax.embedding.plan import AUTO_REPLICATE_BYTES, Plan, with_exchange
 from recjax.embedding.quantize import encoded_bytes
 from recjax.embedding.routing.capacity import ROOM, rung
 from recjax.embedding.segment import Exchange, Segment

@@ -19,8 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from recjax.embedding.bind import bind, stack_of, with_owners
-from recjax.embedding.plan import Plan, with_exchange
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import Plan, make_plan, with_exchange
 from recjax.embedding.segment import EXACT, Exchange, Segment
 from recjax.embedding.sharding.rows import RowSharding
 from recjax.embedding.spec import FeatureSpec, TableSpec

@@ -326,7 +326,7 @@ def _device_us(cold: float, hot: int, row_bytes: float, copies: HotCopies, table
         sizes = (4 * cold, moved, moved)
         works += [Work("all_to_all", {"bytes": max(1.0, size), **copies.all_devices}, 0.0, size) for size in sizes]
         works += [gather(cold, row_bytes, table_bytes, 4 * cold) for _ in range(3)]  # rows, their order, those updated
-        operands = 1 if machine.platform == "cpu" else 2  # see `recjax.embedding.ordering`
+        operands = 1 if machine.platform == "cpu" else 2  # see `recjax.embedding.routing.sorting`
         works.append(sort(max(2.0, cold), operands, 8 * cold))
         works.append(scatter(cold, row_bytes, moved, 4 * cold, "sorted_add"))
         works.append(scatter(cold, row_bytes, table_bytes, 4 * cold, "sorted"))

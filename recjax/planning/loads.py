@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from recjax.embedding.bound_segment import BoundSegment
+from recjax.embedding.bands import BoundSegment
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.quantize import encoded_bytes
 from recjax.embedding.segment import Exchange, ExchangeKind

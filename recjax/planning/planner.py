@@ -25,8 +25,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from recjax.embedding.bind import bind
-from recjax.embedding.plan import Plan
-from recjax.embedding.plan_choice import AUTO_REPLICATE_BYTES
+from recjax.embedding.plan import AUTO_REPLICATE_BYTES, Plan
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 from recjax.planning.assign import WAYS, Assignment, Demand, Way, as_plan, sizes

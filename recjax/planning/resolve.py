@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from recjax.config.run import RunConfig
 from recjax.data.source import BlockSource, has_blocks
-from recjax.embedding.plan import Plan, kind_in_words
-from recjax.embedding.plan_choice import is_file, make_plan
+from recjax.embedding.plan import Plan, is_file, kind_in_words, make_plan
 from recjax.embedding.segment import Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.balance import balance

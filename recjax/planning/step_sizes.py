@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recjax.embedding.bound_segment import BoundSegment
+from recjax.embedding.bands import BoundSegment
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.pooled.layout import PooledExchange
 from recjax.embedding.quantize import encoded_bytes

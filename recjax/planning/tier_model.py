@@ -22,9 +22,8 @@ from scipy.special import zeta
 
 from recjax.data.batch import Batch
 from recjax.data.source import BlockSource
-from recjax.data.synthetic.clicks import SyntheticSource
+from recjax.data.synthetic.clicks import BoundedZipf, SyntheticSource
 from recjax.data.synthetic.stream import ZipfStreamSource
-from recjax.data.synthetic.zipf import BoundedZipf
 from recjax.embedding.spec import FeatureSpec, TableSpec
 
 _HEAD, _BINS = 4096, 400  # rows that are looked at one by one; classes of all others

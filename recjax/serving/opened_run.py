@@ -17,7 +17,7 @@ from recjax.models.layers import LINEAR
 from recjax.serving.opened_tables import Tables
 from recjax.serving.predict import open_to_predict, predict, predict_table
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
-from recjax.train.run import metrics_table
+from recjax.train.run import curves
 from recjax.train.run.curves import figure_of
 from recjax.train.run.folder import DATA_SNAPSHOT, read_config
 from recjax.train.run.open_run import use_checkpoint
@@ -70,7 +70,7 @@ class OpenedRun:
     @property
     def metrics(self) -> pa.Table:
         """The lines of metrics.jsonl, one a row: step, split, loss and whatever else was measured."""
-        return metrics_table.table_of(metrics_table.read_lines(self.path / "metrics.jsonl"))
+        return curves.table_of(curves.read_lines(self.path / "metrics.jsonl"))
 
     @property
     def steps(self) -> list[int]:
@@ -147,7 +147,7 @@ class OpenedRun:
             summary: Mapping[str, Any] = self.summary
         except ConfigError:
             summary = {}
-        lines = metrics_table.read_lines(self.path / "metrics.jsonl")
+        lines = curves.read_lines(self.path / "metrics.jsonl")
         title = f"{self.config.model.kind} on {self.config.data.kind}"
         figure = figure_of(lines, title, summary.get("references"), summary.get("eval_step"))
         # A figure of no window has none of its own.

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from recjax.errors import ConfigError, TrainingError
 from recjax.utils.files import replacing
 from recjax.utils.paths import located
-from recjax.utils.repeats import first_repeated
+from recjax.utils.text import first_repeated
 
 _OURS = {
     ".csv": re.compile(rb'row,(logit,probability[,\r\n]|[^\r\n]*\.(logit|prediction|class)"?[,\r\n])'),

@@ -33,7 +33,7 @@ from recjax.config.run import RunConfig
 from recjax.errors import ConfigError
 from recjax.settings.values import either, written
 from recjax.sweep.file import RUNS, Axis, Run, check_keys, direction, read_toml
-from recjax.utils.repeats import first_repeated
+from recjax.utils.text import first_repeated
 
 KEYS = ("preset", "overrides", "sort", "trials", "sampler", "pruner", "warmup", "seed", "search")
 SAMPLERS = ("tpe", "random")

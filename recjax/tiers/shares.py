@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from recjax.embedding.bound_segment import BoundSegment
+from recjax.embedding.bands import BoundSegment
 from recjax.parallel import distributed
 from recjax.utils.lazy_arrays import LazyArray, Place, Spread, as_lazy
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from recjax.embedding.bound_segment import BoundSegment
+from recjax.embedding.bands import BoundSegment
 from recjax.embedding.buffers import GroupSlots, Tables
 from recjax.embedding.cells import overlaps
 from recjax.embedding.collection import Saved, export_segment, outside

@@ -23,7 +23,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from recjax.embedding.bound_segment import BoundSegment
+from recjax.embedding.bands import BoundSegment
 from recjax.embedding.buffers import NAME_BITS, initial_rows
 from recjax.embedding.collection import outside
 from recjax.embedding.layout import BoundPlan, Group

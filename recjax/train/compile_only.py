@@ -25,9 +25,9 @@ from recjax.embedding.spec import FeatureSpec
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.train.late import like
 from recjax.train.module import kept_dtype, kept_state, parameters
+from recjax.train.routers import StepInputs
 from recjax.train.state import TrainState
 from recjax.train.step import state_specs
-from recjax.train.step_inputs import StepInputs
 from recjax.train.trainer import Trainer
 
 

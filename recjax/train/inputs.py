@@ -35,9 +35,8 @@ from recjax.tiers.stage import CacheStage, ReadStage
 from recjax.train import routers
 from recjax.train.agreement import never, synchronize_batches
 from recjax.train.named_rows import gather_named, list_named
-from recjax.train.routers import InFlight, Router
+from recjax.train.routers import InFlight, Router, StepInputs
 from recjax.train.state import EMPTY, HostState
-from recjax.train.step_inputs import StepInputs
 
 
 class InputStream:

@@ -1,4 +1,4 @@
-"""Routers of batches: the host, or the devices. Either way the step gets the same arrays.
+"""Routers of batches: the host, or the devices. Either way the step gets the same arrays, `StepInputs`.
 
 Worker threads `route` a batch; `start` takes it to the devices as far as its sizes are not needed for; then its
 required capacities are known, for which the caller chooses sizes; and `complete` gives what the step takes.
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from recjax.config.run import RunConfig
@@ -21,7 +22,47 @@ from recjax.embedding.routing import capacity, device, host
 from recjax.embedding.routing.routed import RoutedBatch, Routing
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import Share
-from recjax.train.step_inputs import StepInputs, place
+from recjax.parallel.packed import put_batch
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StepInputs:
+    """One global batch as the step takes it; every leading axis is device-major and split over the mesh.
+
+    Attributes:
+      dense_BxK: float [N * b, K], zeros in padding rows.
+      labels_B: float [N * b]; or [N * b, T], where the data name T labels.
+      weights_B: likewise, 0 in padding rows.
+      routing: the routed ids.
+    """
+
+    dense_BxK: Any
+    labels_B: Any
+    weights_B: Any
+    routing: Routing
+
+
+def place(batch: Batch, routing: Routing, local: int, mesh: Mesh, dtype: Any) -> StepInputs:
+    """Pads a batch to b rows a device, of weight 0, and puts it and its routing on the mesh.
+
+    Of several processes each gives the samples of its own devices: see `Share`.
+
+    Args:
+      batch: up to `local` samples for each device of this process.
+      routing: of these samples, as the host or the devices laid it out.
+      local: b.
+      mesh: the devices.
+      dtype: of dense features, labels and weights on the devices.
+    """
+    total = local * Share.of(mesh).count
+
+    def padded(x: np.ndarray) -> np.ndarray:
+        out = np.zeros((total, *x.shape[1:]), dtype)
+        out[: len(x)] = x
+        return out
+
+    return put_batch(StepInputs(padded(batch.dense), padded(batch.labels), padded(batch.weights), routing), mesh)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,10 +47,9 @@ from recjax.train.dense import Dense, make_dense
 from recjax.train.inputs import InputStream, InputStreams
 from recjax.train.module import ModuleDef, asks_for_samples, built
 from recjax.train.products import set_products
-from recjax.train.routers import InFlight
+from recjax.train.routers import InFlight, StepInputs
 from recjax.train.state import EMPTY, HostState, TrainState
 from recjax.train.step import Metrics, StepOptions, make_predict, make_train_step
-from recjax.train.step_inputs import StepInputs
 from recjax.train.table_specs import dims, refuse_reduced
 from recjax.train.tasks import Tasks, choice_of, outputs_for, tasks_of
 from recjax.utils.lazy_arrays import load

@@ -14,7 +14,7 @@ import json
 import re
 from typing import Any
 
-from recjax.utils.repeats import first_repeated
+from recjax.utils.text import first_repeated
 
 _DEEPEST = 64  # lists and objects inside each other; recjax writes a dozen at most
 _STRING = re.compile(r'"[^"\\]*+(?:\\.?[^"\\]*+)*+(?:"|\Z)', re.DOTALL)  # or without its end

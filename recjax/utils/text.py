@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from typing import TypeVar
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
@@ -62,3 +63,16 @@ def masked(text: str) -> str:
 def holds_secret(text: str) -> bool:
     """Returns whether `text` has a URL with user information, or a parameter whose name speaks of a credential."""
     return "://" in text and masked(text) != text
+
+
+_Name = TypeVar("_Name", bound=Hashable)
+
+
+def first_repeated(names: Iterable[_Name]) -> _Name | None:
+    """Returns the first of the names that equals one before it; None where all differ."""
+    seen: set[_Name] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None

@@ -15,7 +15,7 @@ from recjax.data.source import take
 from recjax.data.storage.blocks import open_prepared, write_prepared
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.routing.host import pack, route_on_host
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import DataError

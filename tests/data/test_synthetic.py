@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from recjax.data.batch import validate
 from recjax.data.source import SPLITS, concatenate
-from recjax.data.synthetic.clicks import Synthetic, best_auc, expected_auc
-from recjax.data.synthetic.zipf import BoundedZipf
+from recjax.data.synthetic.clicks import BoundedZipf, Synthetic, best_auc, expected_auc
 from recjax.errors import ConfigError, DataError
 
 MIXED = Synthetic(

@@ -9,8 +9,7 @@ from support.routing import locate, segment_of
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import ACROSS, BoundPlan
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
-from recjax.embedding.plan import Plan
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import Plan, make_plan
 from recjax.embedding.segment import PLACEMENTS, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError

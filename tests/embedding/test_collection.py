@@ -18,7 +18,7 @@ from recjax.embedding.buffers import initial_rows, initialise
 from recjax.embedding.collection import export_tables, import_tables
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import TrainingError
 from recjax.utils import lazy_arrays

@@ -15,8 +15,7 @@ from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import Group
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan import Plan
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import Plan, make_plan
 from recjax.embedding.plan_report import describe_plan, plan_table
 from recjax.embedding.quantize import decode, encode
 from recjax.embedding.routing.routed import GroupRouting, Routing

@@ -10,7 +10,7 @@ from support.problems import mesh_of
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import Group
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.routing.hierarchical import merge
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.parallel.mesh import BATCH_AXES, sharded

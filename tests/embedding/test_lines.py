@@ -20,8 +20,7 @@ from recjax.embedding.buffers import initialise
 from recjax.embedding.collection import export_tables, import_tables
 from recjax.embedding.lines import Lines, in_lines
 from recjax.embedding.optim import Adagrad, PartialRowWiseAdam, RowWiseAdagrad, Sgd
-from recjax.embedding.plan import Plan
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import Plan, make_plan
 from recjax.embedding.segment import Exchange, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.utils import lazy_arrays

@@ -23,7 +23,7 @@ from recjax.embedding.collection import export_tables, import_tables
 from recjax.embedding.layout import Group
 from recjax.embedding.low_precision import from_storage, nearest, stochastic, to_storage
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.residuals import SparseGradient, UpdateContext
 from recjax.embedding.routing import capacity
 from recjax.embedding.routing.host import pack, route_on_host
@@ -36,8 +36,8 @@ from recjax.planning.compiled_collectives import collectives
 from recjax.train import state as states
 from recjax.train.build import build_trainer
 from recjax.train.module import ModuleDef
+from recjax.train.routers import place
 from recjax.train.step import make_train_step
-from recjax.train.step_inputs import place
 from recjax.train.table_specs import specs
 
 pytestmark = pytest.mark.light_compile(as_text=True)

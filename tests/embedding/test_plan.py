@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from support import damage
 
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
-from recjax.embedding.plan import Plan, self_contained
-from recjax.embedding.plan_choice import AUTO_REPLICATE_BYTES, make_plan
+from recjax.embedding.plan import AUTO_REPLICATE_BYTES, Plan, make_plan, self_contained
 from recjax.embedding.segment import PLACEMENTS, Exchange, RowIds, Segment
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError

@@ -13,7 +13,7 @@ from recjax.data.synthetic.stream import CRITEO_KAGGLE_ROWS, ZipfStream
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import ACROSS, BoundPlan, Group
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.routing import capacity
 from recjax.embedding.routing.host import pack, route_on_host
 from recjax.embedding.routing.routed import Routing

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from recjax.data.synthetic.zipf import BoundedZipf
+from recjax.data.synthetic.clicks import BoundedZipf
 from recjax.embedding.row_order import RowOrder, Split, row_at
 
 pytestmark = pytest.mark.light_compile

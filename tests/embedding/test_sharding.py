@@ -18,7 +18,7 @@ from recjax.embedding import segment_sums
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.optim import SlotSpec
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.pooling import pool
 from recjax.embedding.reference import bag_matrix
 from recjax.embedding.residuals import SparseGradient, UpdateContext

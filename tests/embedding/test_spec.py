@@ -6,7 +6,7 @@ import pytest
 
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec, check_specs
 from recjax.errors import ConfigError
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from support.problems import mesh_of
 
 from recjax.errors import ConfigError
-from recjax.models import in_step
+from recjax.models import stateful
 from recjax.models.stateful import BatchNorm, Dropout, number_dropouts, sum_over_batch
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.train import module
@@ -23,7 +23,7 @@ def on_mesh(call: Any, x: Any, weights: Any, devices: int = 1, step: int = 0, se
     """`call` of each device's samples, as a step calls a module."""
 
     def local(x: Any, weights: Any) -> Any:
-        with in_step.of(in_step.Step(seed, jnp.int32(step)).samples(weights)):
+        with stateful.seeing(stateful.Step(seed, jnp.int32(step)).samples(weights)):
             return call(x)
 
     specs = (P(BATCH_AXES), P(BATCH_AXES))

@@ -18,8 +18,7 @@ from recjax.data.source import mean_ids
 from recjax.embedding.bind import bind, with_owners
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan import Plan
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import Plan, make_plan
 from recjax.embedding.plan_report import describe_plan, plan_table
 from recjax.embedding.segment import Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec, ids_per_sample

@@ -16,8 +16,7 @@ from support.loads import assert_loads
 
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Adagrad, RowWiseAdagrad, Sgd, SparseOptimizer
-from recjax.embedding.plan import Plan, check_plan
-from recjax.embedding.plan_choice import AUTO_REPLICATE_BYTES
+from recjax.embedding.plan import AUTO_REPLICATE_BYTES, Plan, check_plan
 from recjax.embedding.plan_report import describe_plan, plan_table
 from recjax.embedding.segment import Exchange, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec

@@ -17,8 +17,7 @@ from recjax.data.presence import Items, Presence
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Adam
-from recjax.embedding.plan import Plan, check_plan
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import Plan, check_plan, make_plan
 from recjax.embedding.segment import RowIds, Segment
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
@@ -175,7 +174,7 @@ def test_small_tables_join_hot_rows() -> None:
 
 
 def test_owners_of_a_cpu_sort_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Key and place in one integer (`recjax.embedding.ordering`), others pairs; pairs take a CPU four times as long."""
+    """Key and place in one integer (`routing/sorting.py`), others pairs, which take a CPU four times as long."""
     found: list[int] = []
 
     def sort(keys: float, operands: int, moved: float) -> Work:

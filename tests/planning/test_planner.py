@@ -11,8 +11,7 @@ from support.machines import MACHINE
 
 from recjax.config.planner import PlannerConfig
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan import check_plan
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import check_plan, make_plan
 from recjax.embedding.segment import EXACT, Exchange
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.assign import POOLING, WAYS, Demand, as_plan, sizes

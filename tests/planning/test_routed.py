@@ -4,7 +4,7 @@ import pytest
 
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.segment import Exchange
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.routed import Routed, routed, together

@@ -13,7 +13,7 @@ from support.commands import assert_refused, inside
 
 from recjax.config import presets
 from recjax.config.run import RunConfig
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import make_plan
 from recjax.errors import ConfigError
 from recjax.planning import tier_run
 from recjax.planning.machine import Quantity

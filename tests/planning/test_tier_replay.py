@@ -9,7 +9,7 @@ from recjax.data.batch import Bags, Batch
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.row_order import RowOrder
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.tier_replay import Part, homes_of, replay

@@ -27,7 +27,7 @@ from recjax.data.storage import manifest
 from recjax.data.storage.blocks import open_prepared
 from recjax.data.storage.run_snapshot import open_snapshot, snapshot_data
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import TableSpec
 from recjax.interop.weights import _open as open_weights
 from recjax.planning import machine_file

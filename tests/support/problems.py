@@ -26,8 +26,7 @@ from recjax.embedding.bind import bind
 from recjax.embedding.buffers import initial_rows
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.lines import in_lines
-from recjax.embedding.plan import Plan
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import Plan, make_plan
 from recjax.embedding.pooling import Sequence
 from recjax.embedding.routing.routed import RoutedBatch
 from recjax.embedding.segment import PLACEMENTS
@@ -39,10 +38,9 @@ from recjax.train import state as states
 from recjax.train.compile_only import abstract_state
 from recjax.train.dense import make_dense
 from recjax.train.module import asks_for_samples, kept_state
-from recjax.train.routers import place_all
+from recjax.train.routers import StepInputs, place_all
 from recjax.train.state import TrainState
 from recjax.train.step import StepOptions
-from recjax.train.step_inputs import StepInputs
 from recjax.train.table_specs import dims, specs
 from recjax.train.tasks import Tasks
 from recjax.train.trainer import Trainer

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from recjax.data.batch import Bags, Batch
+from recjax.embedding.bands import BoundSegment
 from recjax.embedding.bind import bind
-from recjax.embedding.bound_segment import BoundSegment
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan

@@ -199,7 +199,7 @@ from recjax.embedding.buffers import initialise
 from recjax.embedding.collection import export_tables, import_tables
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.bind import bind
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.parallel.mesh import MeshConfig, make_mesh
 from recjax.train.checkpoint.checkpoints import Checkpoints

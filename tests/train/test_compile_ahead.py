@@ -20,7 +20,7 @@ from recjax.embedding.routing.capacity import CapacityLadder, Kind, Kinds, rung
 from recjax.errors import ConfigError
 from recjax.train import loop as loops
 from recjax.train.build import build_trainer
-from recjax.train.compile_ahead import CompileAhead, compile_ahead
+from recjax.train.loop import CompileAhead, compile_ahead
 from recjax.train.progress import TrainProgress
 from recjax.train.step_log import StepLog
 from recjax.train.trainer import Trainer
@@ -132,7 +132,7 @@ def test_a_process_ends_well_after_the_program_under_way() -> None:
     code = (
         "import time\n"
         "from types import SimpleNamespace\n"
-        "from recjax.train.compile_ahead import CompileAhead\n"
+        "from recjax.train.loop import CompileAhead\n"
         "def slow(state, capacities):\n"
         "    print('begun', flush=True); time.sleep(1); print('compiled', flush=True)\n"
         "ahead = CompileAhead(slow)\n"

@@ -27,9 +27,9 @@ from recjax.models.dlrm import DLRMConfig
 from recjax.planning.compiled_collectives import collectives
 from recjax.settings.overrides import config_hash
 from recjax.train.dense import Sharded, _elementwise, buckets, order_made
+from recjax.train.routers import StepInputs
 from recjax.train.state import TrainState
 from recjax.train.step import StepOptions
-from recjax.train.step_inputs import StepInputs
 from recjax.utils.lazy_arrays import load
 
 pytestmark = [pytest.mark.full, pytest.mark.light_compile]

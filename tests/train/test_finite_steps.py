@@ -14,9 +14,9 @@ from support.small_steps import ADAGRAD, built, make, placed_once
 from recjax.config.train import DenseAdagrad, TrainConfig
 from recjax.embedding.optim import Adagrad, Adam, Sgd
 from recjax.train.gradients import explain
+from recjax.train.routers import StepInputs
 from recjax.train.state import TrainState
 from recjax.train.step import StepOptions
-from recjax.train.step_inputs import StepInputs
 
 pytestmark = [pytest.mark.full, pytest.mark.light_compile]
 

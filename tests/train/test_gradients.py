@@ -10,16 +10,16 @@ from support.routing import locate
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.residuals import LookedUp, SparseGradient
 from recjax.embedding.routing import host
 from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.train.dense import REPLICATED
 from recjax.train.gradients import bad_in_dense, clip_by_global_norm
-from recjax.train.loss import Forward, forward_backward
 from recjax.train.module import ModuleDef, parameters
-from recjax.train.step_inputs import StepInputs
+from recjax.train.routers import StepInputs
+from recjax.train.step import Forward, forward_backward
 
 TABLE, FEATURE = TableSpec("t", 7, 2, Sgd(0.1)), FeatureSpec("t", "t", 3)
 IDS = np.array([[0, 1, 1], [4, 4, 4], [6, 0, 2], [3, 1, 0], [2, 2, 5], [5, 6, 6]], np.int32)

@@ -24,8 +24,7 @@ from recjax.embedding.routing.capacity import grow
 from recjax.embedding.segment import Exchange, RowIds, Segment
 from recjax.embedding.spec import TableSpec
 from recjax.planning.compiled_collectives import collectives, members
-from recjax.train.routers import InFlight
-from recjax.train.step_inputs import StepInputs
+from recjax.train.routers import InFlight, StepInputs
 from recjax.train.trainer import Trainer
 from recjax.utils.lazy_arrays import load
 

@@ -25,9 +25,9 @@ from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import TrainingError
 from recjax.tiers import disk
 from recjax.tiers.host_rows import HostRows
+from recjax.train.callbacks import Increments
 from recjax.train.checkpoint import array_store
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
-from recjax.train.increments import Increments
 from recjax.train.inputs import InputStream
 from recjax.train.state import TrainState, one_version
 from recjax.train.trainer import Trainer

@@ -31,9 +31,9 @@ from recjax.planning.compiled_collectives import collectives
 from recjax.planning.loads import Workload
 from recjax.planning.profile import Profile, TableUse
 from recjax.train.inputs import InputStream
+from recjax.train.routers import StepInputs
 from recjax.train.state import TrainState
 from recjax.train.step import state_specs
-from recjax.train.step_inputs import StepInputs
 from recjax.utils.lazy_arrays import load
 
 pytestmark = [pytest.mark.full, pytest.mark.light_compile]

@@ -14,7 +14,7 @@ from recjax.config.run import EmbeddingConfig, FeatureConfig, RunConfig, TableCo
 from recjax.data.batch import Feature, Schema
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRMConfig

@@ -23,7 +23,7 @@ from recjax.data.arrow.label import Label
 from recjax.data.prepare.dense_columns import fits_float32
 from recjax.errors import ConfigError, DataError
 from recjax.settings import items
-from recjax.utils.repeats import first_repeated
+from recjax.utils.text import first_repeated
 
 _OPTIONS = ("weight", "threshold", "positive")
 _MOST_CLASSES = 10_000

@@ -27,8 +27,7 @@ from recjax.data.source import SPLITS
 from recjax.data.text.source_files import sha256
 from recjax.data.thread_map import ahead
 from recjax.errors import ConfigError, DataError
-from recjax.utils.repeats import first_repeated
-from recjax.utils.text import did_you_mean
+from recjax.utils.text import did_you_mean, first_repeated
 
 _THREADS = 2  # that convert rows; Arrow and NumPy let go of the interpreter for most of it
 _CHUNK_ROWS = 2**17  # coded together: the more, the fewer values are sorted and searched again

@@ -19,8 +19,7 @@ from typing import Any, Literal
 from recjax.data.text.source_files import unreadable
 from recjax.errors import ConfigError, DataError
 from recjax.utils.paths import is_remote, place
-from recjax.utils.repeats import first_repeated
-from recjax.utils.text import did_you_mean
+from recjax.utils.text import did_you_mean, first_repeated
 
 Form = Literal["parquet", "orc", "csv", "arrow"]
 FORMS: dict[str, Form] = {

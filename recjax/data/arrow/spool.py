@@ -14,7 +14,7 @@ import numpy as np
 from recjax.data.arrow import convert
 from recjax.data.arrow.scan import TableFile
 from recjax.errors import DataError, TrainingError
-from recjax.utils.repeats import first_repeated
+from recjax.utils.text import first_repeated
 
 _ROWS = 2**16  # of a batch in the file
 _INDEX = re.compile(r"__index_level_\d+__")  # a column that pandas makes of an index without a name

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from recjax.data.batch import Batch
-from recjax.embedding.bound_segment import BoundSegment
+from recjax.embedding.bands import BoundSegment
 from recjax.embedding.buffers import GroupSlots, Tables, call_sizes, initial_rows_of_keys
 from recjax.embedding.dynamic.id_map import Admitted, IdMap
 from recjax.embedding.hot_rows import put_rows

@@ -23,9 +23,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from recjax.embedding.bound_segment import BoundSegment
+from recjax.embedding.bands import BoundSegment, Source
 from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.lookups import Source
 from recjax.embedding.segment import Exchange
 from recjax.embedding.spec import FeatureSpec
 

@@ -29,10 +29,10 @@ from recjax.embedding.exchange import all_to_all, exchange_rows, extents_of
 from recjax.embedding.layout import Group
 from recjax.embedding.lines import get_rows
 from recjax.embedding.low_precision import from_storage
-from recjax.embedding.ordering import in_order
 from recjax.embedding.pooled.layout import PooledExchange
 from recjax.embedding.pooled.routing import PooledRouting
 from recjax.embedding.residuals import Entries, SparseGradient, Vectors
+from recjax.embedding.routing.sorting import in_order
 from recjax.embedding.segment_sums import segment_sums
 from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, INSIDE_HOST, MODEL_AXES
 

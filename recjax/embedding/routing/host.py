@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from recjax.data.batch import Bags, Batch
+from recjax.embedding.bands import Lookup
 from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, Group
-from recjax.embedding.lookups import Lookup
 from recjax.embedding.pooled import routing as pooled_ids
 from recjax.embedding.pooled.routing import Found, PooledRouting
 from recjax.embedding.routing import capacity

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from recjax.data.batch import Batch
+from recjax.embedding.bands import Source
 from recjax.embedding.layout import Group
-from recjax.embedding.lookups import Source
 
 LISTED_ROWS = 2**26  # of a table with hot rows, for whose ids the host keeps a list: 256 MiB
 

@@ -1,10 +1,13 @@
-"""Sorting of the keys that routing works with, in linear time."""
+"""Sorting of keys: on the host in linear time, and on the devices with the places that they came from."""
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from recjax import kernels
+from recjax.kernels import target_platform
 
 
 def distinct(keys_L: np.ndarray, limit: int, once: bool = True) -> tuple[np.ndarray, np.ndarray]:
@@ -41,3 +44,25 @@ def ranks(bucket_U: np.ndarray, counts: np.ndarray) -> np.ndarray:
       counts: how many elements each bucket has.
     """
     return np.arange(len(bucket_U)) - (np.cumsum(counts) - counts)[bucket_U]
+
+
+def in_order(keys_M: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Sorts integers, equal ones in the order in which they stand.
+
+    GPUs sort pairs in a library. On CPUs XLA sorts a single array with a comparison of its own, and four to five times
+    as fast as pairs, for which it calls one: so there key and place are one 64-bit integer.
+
+    Args:
+      keys_M: int32, 0 or more.
+
+    Returns:
+      the sorted keys, and the place of each among `keys_M`: int32 [M] both.
+    """
+    places_M = jnp.arange(keys_M.shape[0], dtype=jnp.int32)
+    if target_platform() != "cpu":
+        sorted_M, order_M = jax.lax.sort((keys_M, places_M), num_keys=1)
+        return sorted_M, order_M
+    with jax.enable_x64(True):
+        both_M = (keys_M.astype(jnp.int64) << 32) | places_M.astype(jnp.int64)
+        both_M = jax.lax.sort(both_M, is_stable=False)  # no two are equal
+        return (both_M >> 32).astype(jnp.int32), (both_M & 0xFFFFFFFF).astype(jnp.int32)

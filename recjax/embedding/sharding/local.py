@@ -14,9 +14,9 @@ from recjax.embedding.layout import Group
 from recjax.embedding.lines import get_rows
 from recjax.embedding.low_precision import from_storage, to_storage
 from recjax.embedding.optim import Slots
-from recjax.embedding.ordering import in_order
 from recjax.embedding.residuals import FetchResiduals, Proposed, SparseGradient, UpdateContext
 from recjax.embedding.routing.routed import GroupRouting
+from recjax.embedding.routing.sorting import in_order
 from recjax.embedding.segment_sums import by_segments, sum_sorted
 from recjax.embedding.spec import MAX_ROWS
 from recjax.errors import ConfigError

@@ -22,7 +22,7 @@ from recjax.data.synthetic.clicks import Synthetic
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Sgd
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.routing import capacity, host
 from recjax.embedding.segment import Exchange
 from recjax.embedding.spec import FeatureSpec, TableSpec

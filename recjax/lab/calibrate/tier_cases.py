@@ -22,7 +22,7 @@ from recjax.embedding.bind import bind
 from recjax.embedding.buffers import initialise, place_homes
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.routing import host
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.lab.calibrate.cases import Case, Run

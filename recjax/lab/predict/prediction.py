@@ -19,9 +19,8 @@ from recjax.lab.predict import draw, targets
 from recjax.planning import reach
 from recjax.planning.machine import Machine
 from recjax.planning.predict import Prediction, figures
-from recjax.train.build import build_trainer
+from recjax.train.build import build_trainer, of_trainer
 from recjax.train.first_batch import sample
-from recjax.train.step_prediction import of_trainer
 from recjax.train.trainer import Trainer
 from recjax.utils import log
 from recjax.utils.files import write_json, write_whole

@@ -10,7 +10,7 @@ import jax
 from recjax.config.run import RunConfig
 from recjax.data.synthetic.stream import ZipfStreamSource
 from recjax.train.build import build_trainer
-from recjax.train.step_inputs import StepInputs
+from recjax.train.routers import StepInputs
 
 
 class Stepping:

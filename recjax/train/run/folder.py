@@ -16,8 +16,7 @@ from recjax.config import trusted_code
 from recjax.config.own_code import placed_source_of, source_of
 from recjax.config.run import FREE_ON_RESUME, RunConfig
 from recjax.data.storage import run_snapshot
-from recjax.embedding.plan import self_contained
-from recjax.embedding.plan_choice import is_file
+from recjax.embedding.plan import is_file, self_contained
 from recjax.errors import ConfigError, RecjaxError, TrainingError
 from recjax.settings.values import written
 from recjax.train import planned, products

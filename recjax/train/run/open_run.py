@@ -12,7 +12,7 @@ from recjax import settings
 from recjax.config.run import FREE_ON_RESUME
 from recjax.data.source import BlockSource
 from recjax.data.storage.run_snapshot import refuse_other_values
-from recjax.embedding.plan_choice import is_file
+from recjax.embedding.plan import is_file
 from recjax.errors import ConfigError, TrainingError
 from recjax.train.build import build_trainer
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored

@@ -18,7 +18,7 @@ from recjax.config.run import RunConfig
 from recjax.data.arrow.scan import refuse_whole_disk
 from recjax.data.datasets.own_table import Table
 from recjax.data.storage.manifest import MANIFEST, prepare_again
-from recjax.embedding.plan_choice import is_file
+from recjax.embedding.plan import is_file
 from recjax.errors import ConfigError, DataError
 from recjax.settings.tree import key_of
 from recjax.utils import strict_json

@@ -12,7 +12,7 @@ from recjax.data.batch import Batch
 from recjax.data.synthetic.stream import ZipfStream
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.plan_choice import make_plan
+from recjax.embedding.plan import make_plan
 from recjax.embedding.routing import capacity
 from recjax.embedding.routing.host import pack, route_on_host
 from recjax.embedding.routing.routed import Routing

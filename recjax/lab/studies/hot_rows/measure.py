@@ -21,8 +21,7 @@ from recjax.embedding.segment import COPIED, HOT_PLACEMENTS, RowIds
 from recjax.planning.wire_bytes import wire_bytes
 from recjax.train.build import build_trainer
 from recjax.train.compile_only import abstract_inputs, abstract_state
-from recjax.train.routers import InFlight, place_all
-from recjax.train.step_inputs import StepInputs
+from recjax.train.routers import InFlight, StepInputs, place_all
 from recjax.train.trainer import Trainer
 
 EXCHANGED = ("id_exchange", "row_exchange", "grad_exchange", "pooled_exchange", "pooled_grad_exchange")

@@ -9,7 +9,7 @@ import numpy as np
 
 from recjax.config import presets
 from recjax.data.batch import Bags
-from recjax.data.synthetic.zipf import BoundedZipf
+from recjax.data.synthetic.clicks import BoundedZipf
 from recjax.errors import ConfigError
 from recjax.serving import loader
 from recjax.serving.export import write
