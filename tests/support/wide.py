@@ -43,8 +43,6 @@ WIDE = {
         (
             "train/test_pooled.py::test_a_run_goes_on",
             "train/test_pooled.py::test_it_equals_the_oracle",
-            "train/test_pooled.py::test_predictions_of_independent_groups",
-            "train/test_pooled.py::test_routing_on_the_devices",
             "train/test_pooled.py::test_sums_by_segments",
             "train/test_pooled.py::test_vectors_travel",
         ),
