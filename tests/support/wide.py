@@ -49,7 +49,6 @@ WIDE = {
         CONTRACT,
     ),
     "train/test_products.py::test_a_run": "the other tests there",
-    "train/test_ragged.py": CONTRACT,
     **dict.fromkeys(
         (
             "train/test_replicas.py::test_a_run_of_groups",
