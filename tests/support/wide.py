@@ -53,10 +53,7 @@ WIDE = {
         (
             "train/test_replicas.py::test_a_run_of_groups",
             "train/test_replicas.py::test_another_number",
-            "train/test_replicas.py::test_averages_in_fewer",
             "train/test_replicas.py::test_averaging_each_step",
-            "train/test_replicas.py::test_precision_between",
-            "train/test_replicas.py::test_seeds_of_their_own",
         ),
         CONTRACT,
     ),
