@@ -15,7 +15,7 @@ WIDE = {
     "multiprocess/test_equal.py::test_two_processes_choose_one_plan": "planning/ has the choice; its neighbour",
     "multiprocess/test_hot_rows.py::test_they_get": "multiprocess/test_equal.py and train/test_hot.py",
     "multiprocess/test_pooled.py": "multiprocess/test_equal.py and train/test_contract.py",
-    "multiprocess/test_products.py": "train/test_products.py; test_distributed.py has how process 0 tells the others",
+    "multiprocess/test_products.py::test_all_end": "its neighbour, and train/test_products.py",
     "multiprocess/test_python.py::test_fit_in_two_processes[initialize": "multiprocess/test_elastic.py kills, too",
     "multiprocess/test_tiers.py::test_a_full_disk": "tiers/ has a full disk, test_distributed.py an end of both",
     "multiprocess/test_tiers.py::test_a_process_that_decides_otherwise": "test_distributed.py",
