@@ -25,7 +25,6 @@ WIDE = {
     "serving/test_export.py::test_models_and_encodings[bfloat16": "[int4] and [none], and test_on_disk.py",
     "serving/test_export.py::test_tables_on_disk_give_the_same_bits[bfloat16": "[int8] and [none]",
     "serving/test_server.py::test_the_next_batch_starts_while_the_model_runs[False]": "[True]",
-    "sweep/test_run.py::test_a_stopped_sweep_saves_its_run_and_begins_no_other[2-130]": "[15-143]",
     "sweep/test_tune.py::test_a_killed_study": "sweep/test_run.py goes on after a kill, the other tests of tune search",
     "test_disks.py::test_no_permission": "the other tests there",
     "test_growth.py::test_time_and_memory_grow_with_the_input[export]": "[export manifest]; damaged ones in serving/",
