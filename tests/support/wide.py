@@ -18,7 +18,6 @@ WIDE = {
     "multiprocess/test_products.py::test_all_end": "its neighbour, and train/test_products.py",
     "multiprocess/test_python.py::test_fit_in_two_processes[initialize": "multiprocess/test_elastic.py kills, too",
     "multiprocess/test_tiers.py::test_a_full_disk": "tiers/ has a full disk, test_distributed.py an end of both",
-    "multiprocess/test_tiers.py::test_a_process_that_decides_otherwise": "test_distributed.py",
     "planning/test_balance.py::test_training_does_not_depend_on_it": CONTRACT,
     "planning/test_balance_presets.py": "planning/test_balance.py has the same by hand-worked cases",
     "serving/test_damaged_exports.py::test_many_edits_of_a_sealed_manifest[records-0": "[records-1048576], [plain-0]",
