@@ -216,9 +216,8 @@ def delayed(call: Any, delay_s: float) -> Any:
 
 
 @pytest.mark.full
-@pytest.mark.wide
-@pytest.mark.parametrize("devices", [1, 2, 8])
-@pytest.mark.parametrize("share", [0, 0.05, 0.2])
+@pytest.mark.parametrize("devices", [pytest.param(n, marks=pytest.mark.wide) if n > 1 else n for n in (1, 2, 8)])
+@pytest.mark.parametrize("share", [pytest.param(x, marks=pytest.mark.wide) if x else x for x in (0, 0.05, 0.2)])
 def test_bits_with_caches_of_all_sizes(
     devices: int, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
