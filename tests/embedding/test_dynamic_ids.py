@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from recjax.embedding.dynamic import id_map
@@ -101,6 +101,7 @@ OPTIONS = st.builds(
 
 
 @given(OPTIONS, st.lists(st.lists(KEYS, max_size=12), max_size=12), st.integers(0, 12))
+@example(DynamicIds(2, 1, "frequency"), [[1] * 5 + [2], [2] + [3] * 6], 12)  # key 2 is named, and named least
 def test_keys_get_rows_as_dicts_say(options: DynamicIds, batches: list[list[int]], again: int) -> None:
     check(options, batches, again)
 
