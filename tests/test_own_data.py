@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from support import tables
 from support.commands import OWN, SCHEMA, arrays, assert_refused, assert_same_arrays, inside, lines_of, prepare
 
 from recjax.data.storage.blocks import open_prepared, write_prepared
@@ -88,3 +89,13 @@ def test_a_folder_that_is_called_like_a_dataset(good, tmp_path, monkeypatch):
         assert done.result["name"] == dataset
         assert done.err.count(f"{name} is the name of a dataset and of a folder here: {said}") == 1
         assert inside("data", "info", f"./{name}", "--json").result["name"] == "own"
+
+
+def test_files_that_are_named_beside_prepared_data_are_said_not_to_be_read(tmp_path):
+    table = tables.write(tables.clicks(200, lists=False), tmp_path / "clicks.csv")
+    made = inside("data", "prepare", "table", "--from", table, "--out", tmp_path / "data", "label=clicked")
+    assert made.status == 0, made.err
+    run = ["train", "table", f"data.path={tmp_path / 'data'}", "train.steps=1", "mesh.devices=1", "embedding.dim=4"]
+    done = inside(*run, "data.from=newer.csv", "--out", tmp_path / "run")
+    assert done.status == 0, done.err
+    assert "is read, and not data.from=newer.csv: leave data.path out" in done.err

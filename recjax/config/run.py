@@ -170,6 +170,14 @@ class RunConfig:
 
     def __init_subclass__(cls) -> None:
         own_code.remember(cls)
+        typed = vars(cls).get("__annotations__", {})
+        for field in dataclasses.fields(RunConfig):
+            if field.name in vars(cls) and field.name not in typed:  # which dataclasses pass over without a word
+                value = type(vars(cls)[field.name]).__name__
+                raise ConfigError(
+                    f"{cls.__qualname__}.{field.name} has no type, so a run would keep the {field.name} of RunConfig. "
+                    f"Write it with one: {field.name}: {value} = {value}(...)."
+                )
 
     def __post_init__(self) -> None:
         check_ranges(self, seed=(0, 2**32 - 1))

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from recjax import settings
 from recjax.config.run import HotConfig, RunConfig
+from recjax.data.datasets.own_table import Table
 from recjax.data.source import SPLITS, BlockSource, mean_ids, require_rows
 from recjax.embedding.plan import Plan
 from recjax.embedding.routing import device
@@ -150,7 +151,19 @@ def remarks(config: RunConfig, trainer: Trainer) -> list[str]:
       config: as it was asked for.
       trainer: of the run; its config is that for so many training samples.
     """
-    return [*_smaller(config, trainer), *_unvalidated(trainer), *_without_bottom(trainer), *_always_whole(trainer)]
+    data = [*_unread(config), *_smaller(config, trainer), *_unvalidated(trainer)]
+    return [*data, *_without_bottom(trainer), *_always_whole(trainer)]
+
+
+def _unread(config: RunConfig) -> list[str]:
+    """Says so where prepared data are read, and not the files that are named beside them."""
+    data = config.data
+    if not isinstance(data, Table) or not (data.path and data.from_):
+        return []
+    return [
+        f"data.path={data.path} is read, and not data.from={data.from_}: leave data.path out to train on the files, or "
+        "data.from to leave no doubt"
+    ]
 
 
 def _smaller(config: RunConfig, trainer: Trainer) -> list[str]:

@@ -388,9 +388,10 @@ def _reading(file: TableFile) -> Iterator[None]:
                 "Mend the line; a field that holds the delimiter must stand in double quotes."
             ) from None
         if isinstance(error, UnicodeError):
+            other = "cp1252" if file.encoding == "utf-8" else "utf-8"
             raise DataError(
-                f"{file}:{_first_wrong_line(file)}: the line is no text in {file.encoding} ({error}). Name the "
-                "encoding that the file has, such as encoding=cp1252, or mend the line."
+                f"{file}:{_first_wrong_line(file)}: the line is no text in {file.encoding} ({error}). "
+                f"Name the encoding that the file has, such as encoding={other}, or mend the line."
             ) from None
         what = " ".join(str(error).split())[:200].rstrip(".")
         raise DataError(f"{file} cannot be read as {_NAMES[file.form]} ({what}). Write or copy it again.") from None
