@@ -256,6 +256,7 @@ FREE_ON_RESUME = (
     "train.trackers",
     "train.workers",
     "train.routing",
+    "train.steps_per_call",
     "train.compile_ahead",
     "train.products",
 )

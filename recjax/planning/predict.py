@@ -43,7 +43,6 @@ class HostWork:
       source: kind of the data that are read.
       ordered: whether samples are read as they lie, and not in an order that was drawn.
       hosts: that share all this evenly, each for its own devices.
-      route_arguments: of each program with which devices route a batch.
       routed: the ids by the way in which they are routed; () if rows are listed for all of them.
     """
 
@@ -59,7 +58,6 @@ class HostWork:
     source: str = ""
     ordered: bool = False
     hosts: int = 1
-    route_arguments: tuple[int, ...] = ()
     routed: tuple[Routed, ...] = ()
 
 
@@ -210,10 +208,9 @@ def _stages(costs: Costs, host: HostWork, launches: int) -> tuple[dict[str, Cost
         if stage == "host_route" and not host.routes:
             pass
         elif stage == "host_dispatch" and costs.machine.knows(name):
-            each = (arguments, *host.route_arguments)
-            calls = [costs.host(name, arguments=float(count), devices=devices) for count in each]
+            call = costs.host(name, arguments=float(arguments), devices=devices)
             launched_us = launches * costs.machine.overhead("launch")  # each device has a thread for that
-            cost = Cost(sum(call.us for call in calls) + launched_us, calls[0].cores)
+            cost = Cost(call.us + launched_us, call.cores)
         elif costs.machine.knows(name):
             cost = _routing(costs, host, name, devices) if not of_stage else costs.host(name, **of_stage)
         elif stage == "host_place" and "host_link" in costs.machine.rates:

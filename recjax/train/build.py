@@ -18,20 +18,19 @@ from recjax.config.run import HotConfig, RunConfig
 from recjax.data.datasets.own_table import Table
 from recjax.data.source import SPLITS, BlockSource, mean_ids, require_rows
 from recjax.embedding.plan import Plan
-from recjax.embedding.routing import device
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import AXES, make_mesh
-from recjax.planning.graph import Graph, joined, read_graph
+from recjax.planning.graph import read_graph
 from recjax.planning.machine import Machine
 from recjax.planning.machine_file import open_machine
 from recjax.planning.predict import HostWork, Prediction, predict
 from recjax.planning.routed import routed
 from recjax.settings.values import written
-from recjax.train.compile_only import abstract_inputs, abstract_state
+from recjax.train.compile_only import abstract_batches, abstract_state
 from recjax.train.first_batch import Sample, sample
 from recjax.train.planned import by_machine, plan_of
-from recjax.train.routers import HostRouter
+from recjax.train.routers import HostRouter, PackedBatches
 from recjax.train.table_specs import check_shared_values, specs
 from recjax.train.trainer import Trainer, assemble_trainer
 from recjax.utils import log
@@ -49,31 +48,23 @@ def of_trainer(
       parts: from the text of the compiled step to the part of the step of each instruction, where its phase is not all
         that is to be said of it.
     """
-    state, inputs = abstract_state(trainer), abstract_inputs(trainer, found.capacities)
+    state, inputs = abstract_state(trainer), abstract_batches(trainer, found.capacities)
     text = trainer.step_program.lower(state, inputs).compile().as_text() or ""
-    devices, hosts = trainer.bound.all_devices, trainer.config.mesh.hosts
-    step = read_graph(text, devices, parts(text), hosts)
-    host = _host(trainer, found, state, inputs, machine)
-    if host.routes:
-        return predict(step, machine, host)
-    programs = device.programs(trainer.bound, trainer.mesh, inputs.routing.features, found.capacities)
-    routing = [read_graph(of.as_text() or "", devices, hosts=hosts) for of in programs]
-    routing = [Graph(tuple(dataclasses.replace(n, part="route") for n in of.nodes), of.unknown) for of in routing]
-    arguments = tuple(len(jax.tree.leaves(of.in_avals)) for of in programs)
-    return predict(joined([*routing, step]), machine, dataclasses.replace(host, route_arguments=arguments))
+    step = read_graph(text, trainer.bound.all_devices, parts(text), trainer.config.mesh.hosts)
+    return predict(step, machine, _host(trainer, found, state, inputs, machine))
 
 
-def _host(trainer: Trainer, found: Sample, state: Any, inputs: Any, machine: Machine) -> HostWork:
-    train, placed = trainer.config.train, jax.tree.leaves(inputs)
+def _host(trainer: Trainer, found: Sample, state: Any, inputs: PackedBatches, machine: Machine) -> HostWork:
+    train, words = trainer.config.train, inputs.words_KxNxE
     shares = train.batch_size / max(1, found.samples)
     of_ways = routed(trainer.bound, lambda feature: shares * found.ids_of[feature.reads])
     return HostWork(
         samples=train.batch_size,
         ids=math.ceil(shares * found.ids),
         features=len(trainer.bound.features),
-        placed_bytes=sum(math.prod(x.shape) * x.dtype.itemsize for x in placed),
-        placed_arrays=len(placed),
-        arguments=len(jax.tree.leaves(state)) + len(placed),
+        placed_bytes=words.size * words.dtype.itemsize,
+        placed_arrays=len(inputs.form.shapes),
+        arguments=len(jax.tree.leaves(state)) + 1,
         devices=trainer.bound.all_devices,
         workers=train.workers,
         routes=isinstance(trainer.router, HostRouter),

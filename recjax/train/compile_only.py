@@ -6,6 +6,7 @@ asks for memory here. On CPU the devices are host devices, as many as the mesh h
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -23,9 +24,10 @@ from recjax.embedding.routing.host import local_samples
 from recjax.embedding.routing.routed import FeatureRouting, GroupRouting, Routing
 from recjax.embedding.spec import FeatureSpec
 from recjax.parallel.mesh import BATCH_AXES
+from recjax.parallel.packed import Form
 from recjax.train.late import like
 from recjax.train.module import kept_dtype, kept_state, parameters
-from recjax.train.routers import StepInputs
+from recjax.train.routers import WORDS, HostRouter, PackedBatches, StepInputs
 from recjax.train.state import TrainState
 from recjax.train.step import state_specs
 from recjax.train.trainer import Trainer
@@ -75,6 +77,18 @@ def abstract_inputs(trainer: Trainer, capacities: dict[str, int]) -> StepInputs:
     T = len(trainer.source.schema.labels)
     each_B = jax.ShapeDtypeStruct((parts * samples, T) if T else (parts * samples,), trainer.dtype)
     return _placed(trainer, StepInputs(dense_BxK, each_B, each_B, Routing(groups, features, pooled)), P(BATCH_AXES))
+
+
+def abstract_batches(trainer: Trainer, capacities: dict[str, int], steps: int = 1) -> PackedBatches:
+    """The shape of what the trainer's router makes of so many training batches; arguments as for `abstract_inputs`."""
+    inputs, devices = abstract_inputs(trainer, capacities), trainer.bound.all_devices
+    routes = isinstance(trainer.router, HostRouter)
+    if not routes:
+        inputs = dataclasses.replace(inputs, routing=dataclasses.replace(inputs.routing, groups={}))
+    form = Form.of(inputs, devices)
+    shape = (steps, devices, sum(form.words))
+    words = jax.ShapeDtypeStruct(shape, np.int32, sharding=NamedSharding(trainer.mesh, WORDS))
+    return PackedBatches(words, form, trainer.router.sizes(capacities))
 
 
 def _group(group: Group, capacities: dict[str, int]) -> GroupRouting:
@@ -146,7 +160,7 @@ def compile_step(trainer: Trainer, capacities: dict[str, int], kernels: bool = F
         fused in another way, which is faster on CPU with JAX 0.10 (of model A for 128 devices 8 s and not 34 s, where
         code to be run takes 65): collectives are the same, and temporaries were within 0.01% in every program compared.
     """
-    lowered = trainer.step_program.lower(abstract_state(trainer), abstract_inputs(trainer, capacities))
+    lowered = trainer.step_program.lower(abstract_state(trainer), abstract_batches(trainer, capacities))
     if trainer.mesh.devices.flat[0].platform != "cpu":
         return lowered.compile()
     plain: dict[str, Any] = {"xla_backend_optimization_level": 0}

@@ -22,7 +22,7 @@ from recjax.data.source import BlockSource, between, require_rows
 from recjax.embedding.address import Maps
 from recjax.embedding.dynamic.tables import dynamic_tables
 from recjax.embedding.layout import BoundPlan
-from recjax.embedding.routing import capacity
+from recjax.embedding.routing import capacity, device
 from recjax.embedding.routing.capacity import CapacityLadder, Kinds
 from recjax.embedding.routing.host import samples_of
 from recjax.embedding.routing.ordered import OrderedStage, SlotLookup
@@ -35,12 +35,12 @@ from recjax.tiers.stage import CacheStage, ReadStage
 from recjax.train import routers
 from recjax.train.agreement import never, synchronize_batches
 from recjax.train.named_rows import gather_named, list_named
-from recjax.train.routers import InFlight, Router, StepInputs
+from recjax.train.routers import DeviceRouter, InFlight, PackedBatches, Router, StepInputs
 from recjax.train.state import EMPTY, HostState
 
 
 class InputStream:
-    """Reads, validates, routes and places batches, ahead of the step. Iterating gives `StepInputs`.
+    """Reads, validates, routes and places batches, ahead of the step. Iterating gives `PackedBatches` of one batch.
 
     Its state (`state_dict`: position, capacities, peaks, and those of its ordered stages) goes into the checkpoint, as
     that of a Grain iterator does.
@@ -50,9 +50,13 @@ class InputStream:
     Attributes:
       position: global index of the next sample: epoch * samples of an epoch + offset.
       latest: the batch that was given last, with what the host knows of it: samples, routing, signals.
+      given: all batches that were given together with it.
+      samples: of each of them, over all processes.
     """
 
     latest: InFlight
+    given: tuple[InFlight, ...]
+    samples: tuple[int, ...]
 
     def __init__(
         self,
@@ -77,7 +81,8 @@ class InputStream:
         self._batch_size, self._epoch_samples = batch_size, epoch_samples
         self._batches: Iterator[InFlight] | None = None
         self._upcoming: collections.deque[InFlight] = collections.deque()  # read, but not through the stages
-        self._waiting: collections.deque[InFlight] = collections.deque()  # started, but not given
+        self._waiting: collections.deque[InFlight] = collections.deque()  # through the stages, but not given
+        self._error: Exception | None = None  # of the batch after these
         self._stages, self._new = tuple(stages), [stage.state_dict() for stage in stages]
         self.load_state_dict({"position": 0, "capacities": {}, "peaks": {}})
 
@@ -97,7 +102,7 @@ class InputStream:
         self._stage_states = list(state.get("stages") or self._new)
         for stage, of_stage in zip(self._stages, self._stage_states, strict=True):
             stage.load_state_dict(of_stage)
-        self.position = int(state["position"])
+        self.position, self._sizes = int(state["position"]), {}
         epoch, offset = divmod(self.position, self._epoch_samples)
         steps = epoch * -(-self._epoch_samples // self._batch_size) + offset // self._batch_size
         kinds = Kinds.of(self._router.bound)
@@ -111,37 +116,69 @@ class InputStream:
     @property
     def capacities(self) -> dict[str, int]:
         """Sizes of the arrays that were given last: a program is compiled for each set of them."""
-        return self._ladder.capacities
+        return self._sizes or self._ladder.capacities
 
     @property
     def next_capacities(self) -> dict[str, int] | None:
         """Sizes that may follow these soon; None if none does: see `CapacityLadder.next`."""
         return self._ladder.next()
 
-    def __iter__(self) -> Iterator[StepInputs]:
+    def __iter__(self) -> Iterator[PackedBatches]:
         """Itself."""
         return self
 
-    def __next__(self) -> StepInputs:
-        """The next batch on the mesh; the router has begun with those after it."""
+    def __next__(self) -> PackedBatches:
+        """The next batch on the mesh."""
+        return self.take(1)
+
+    def take(self, count: int) -> PackedBatches:
+        """Returns the next `count` batches on the mesh; one, if there are fewer, or one of them cannot be read.
+
+        Raises:
+          StopIteration: there is none.
+          RecjaxError: the next one cannot be read.
+        """
         if self._batches is None:
             self._batches = self._read(self.position)
-        while len(self._waiting) <= max([self._router.depth, *(stage.depth for stage in self._stages)]):
-            batch = self._advance()
+        depth = max([count, *(1 + stage.depth for stage in self._stages)])
+        while len(self._waiting) < depth and self._error is None:
+            try:
+                batch = self._advance()
+            except Exception as error:  # those before it are trained first
+                self._error = error
+                break
             if batch is None:
                 break
-            required = [waiting.routed.required_capacities for waiting in (*self._waiting, batch)]
-            self._waiting.append(self._router.start(batch, self._ladder.foresee(required)))
+            self._waiting.append(batch)
         if not self._waiting:
+            if self._error is not None:
+                raise self._error
             raise StopIteration
-        self.latest = self._waiting.popleft()
+        count = count if count <= len(self._waiting) else 1
+        self.given = tuple(self._waiting.popleft() for _ in range(count))
+        self.latest = self.given[-1]
         self._stage_states = list(self.latest.stages)
-        capacities = self._ladder.fit(self.latest.required_capacities)
+        sizes: dict[str, int] = {}
+        for batch in self.given:  # sizes may fall between two of them
+            sizes = capacity.largest(sizes, self._ladder.fit(batch.routed.required_capacities))
         watchdog.phase("dispatch")
-        with jax.profiler.TraceAnnotation("place"):
-            inputs = self._router.complete(self.latest, capacities)
-        self.position += min(self._batch_size, self._epoch_samples - self.position % self._epoch_samples)
+        inputs = self._router.put(self.given, sizes)
+        before, self._sizes = self.position, sizes
+        ends = [self._end_of_next() for _ in self.given]
+        self.samples = tuple(end - start for start, end in itertools.pairwise([before, *ends]))
         return inputs
+
+    def _end_of_next(self) -> int:
+        """Moves the position to the end of the next batch, and returns it."""
+        self.position += min(self._batch_size, self._epoch_samples - self.position % self._epoch_samples)
+        return self.position
+
+    def take_in(self, needs: Mapping[str, int]) -> device.Sizes | None:
+        """Takes in what a batch needed where the devices route; returns sizes that hold it."""
+        before = self._ladder.capacities
+        if (sizes := self._ladder.raise_to(needs)) != before:
+            self._sizes = sizes
+        return self._router.sizes(sizes)
 
     def _advance(self) -> InFlight | None:
         """The next batch, through all stages; None if there is none."""
@@ -165,7 +202,7 @@ class InputStream:
 
     def close(self) -> None:
         """Ends the reading. What is under way is read again if the stream goes on."""
-        self._batches = None
+        self._batches, self._error = None, None
         self._upcoming.clear()
         self._waiting.clear()
 
@@ -216,10 +253,11 @@ class InputStreams:
         return functools.partial(self.routed_batches, stop=stop, save=save, host=host)
 
     def first_inputs(self, capacities: Mapping[str, int], host: HostState = EMPTY) -> StepInputs:
-        """Returns the first batch of a training, in arrays of these sizes or, where it needs more, larger ones."""
+        """Returns the first batch of a training, routed, in arrays of these sizes or, where it needs more, larger."""
         with contextlib.closing(self.train_inputs(host=host)) as stream:
             stream.load_state_dict({"position": 0, "capacities": capacities, "peaks": {}})
-            return next(stream)
+            next(stream)
+            return routers.place_all(self.router, [stream.latest], stream.capacities)[0][0]
 
     def eval_inputs(self, split: str, stop: Callable[[], int] = never, host: HostState = EMPTY) -> InputStream:
         """The inputs of one pass over a split; `stop` and `host` as for `train_inputs`.
@@ -311,9 +349,20 @@ class InputStreams:
         host: HostState = EMPTY,
     ) -> Iterator[InFlight]:
         """Gives this process's batches what all processes know of them."""
-        stream = synchronize_batches(routed, self.mesh, stop, save)
+        stream = synchronize_batches(self._sized(routed), self.mesh, stop, save)
         tier = self.require_host(host).tier
         return stream if tier is None else gather_named(stream, self.bound, self.mesh, lambda: tier.decided)
+
+    def _sized(self, routed: Iterator[InFlight]) -> Iterator[InFlight]:
+        """The same; the first one knows the sizes that it needs, also where the devices find them later."""
+        first = next(routed, None)
+        if first is None:
+            return
+        if isinstance(self.router, DeviceRouter):
+            sizes = first.routed.required_capacities | self.router.first_sizes(first.routed)
+            first = dataclasses.replace(first, routed=dataclasses.replace(first.routed, required_capacities=sizes))
+        yield first
+        yield from routed
 
     def route(self, batch: Batch, batch_size: int, parts: int = 1, host: HostState = EMPTY) -> InFlight:
         """Routes this process's samples of a batch, which are what `batch` of the result holds.
@@ -335,8 +384,9 @@ class InputStreams:
         """Routes samples; with `trains`, where rows are given to keys, they are the next ones of the training."""
         with jax.profiler.TraceAnnotation("count"):
             if not self.gives_rows:
-                found = self.router.route(batch, batch_size, parts)
-                return InFlight(batch, list_named(self.bound, found) if self.bound.cached else found)
+                routed = self.router.route(batch, batch_size, parts)
+                routed = list_named(self.bound, routed) if self.bound.cached else routed
+                return InFlight(batch, routed, packed=self.router.packed(routed))
             ids = self.require_host(host).ids
             assert ids is not None
             rows, admission = ids.advance(batch) if trains else (ids.find(batch), None)

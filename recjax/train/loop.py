@@ -18,12 +18,13 @@ import jax
 from recjax.errors import ConfigError
 from recjax.train.agreement import never
 from recjax.train.callbacks import Callback, Due, Event
-from recjax.train.compile_only import abstract_inputs
+from recjax.train.compile_only import abstract_batches
 from recjax.train.hot_periods import HotPeriods
 from recjax.train.inputs import InputStream
 from recjax.train.progress import TrainProgress
 from recjax.train.state import TrainState
 from recjax.train.step_log import StepLog
+from recjax.train.steps_under_way import StepsUnderWay, steps_of_next_call, steps_per_call
 from recjax.train.trainer import Trainer
 from recjax.utils import log
 
@@ -115,7 +116,7 @@ def compile_ahead(trainer: Trainer) -> CompileAhead:
         )
 
     def compile_for(state: TrainState, capacities: dict[str, int]) -> object:
-        return trainer.step_program.lower(state, abstract_inputs(trainer, capacities)).compile()
+        return trainer.step_program.lower(state, abstract_batches(trainer, capacities)).compile()
 
     return CompileAhead(compile_for, _MOST if wanted else 0)
 
@@ -189,24 +190,26 @@ def fit(
             _call(callbacks, event, state, progress, due)
         if not (event.stop or progress.stopped or progress.step >= trainer.total_steps):
             stream.load_state_dict(progress.inputs())
-            log.start(progress, state.host)
+            log.start(state.host)
             state = hot.enter(state, progress.step, stream)
-            for inputs in stream:
+            calls, most = StepsUnderWay(trainer, stream, log), steps_per_call(trainer)
+            while not (event.last or event.stop or progress.stopped):
+                inputs = stream.take(steps_of_next_call(trainer, most, progress.step))
                 state = trainer.admit(state, stream.latest)
                 log.compile_s += ahead.need(stream.capacities)  # that training waited for another thread
-                state, metrics = trainer.train_step(state, inputs)
+                steps = log.steps(progress, stream)
                 progress.advance(stream)
+                state = calls.train(state, inputs, steps)  # reads the metrics of the call before
                 ahead.foresee(state, stream)
-                state = trainer.averaged(state, progress.step)
-                log.step(progress, metrics)  # reads the metrics of the step before: this one is already under way
+                if trainer.averages_after(progress.step):
+                    state = trainer.averaged(calls.read(state), progress.step)
                 event = _event(trainer, progress, due, stream)
                 if event:
-                    log.flush()
-                    state = hot.home(state)
+                    state = hot.home(calls.read(state))
+                    progress.refresh(stream)
                     _call(callbacks, event, state, progress, due)
-                if event.last or event.stop or progress.stopped:
-                    break
-                state = hot.after(state, progress.step, stream)
+                if not (event.last or event.stop or progress.stopped):
+                    state = hot.after(state, progress.step, stream)
     rate = log.progress.mean_samples_per_s
     return Outcome(
         state,
@@ -228,7 +231,8 @@ def _event(trainer: Trainer, progress: TrainProgress, due: Due, stream: InputStr
     checkpoint = due.by_steps(progress.step)
     if stream is None:
         return Event(last, evaluate, checkpoint)
-    return Event(last, evaluate, checkpoint or stream.latest.save, 0 if last else stream.latest.stop)
+    save, stop = (max(int(getattr(batch, what)) for batch in stream.given) for what in ("save", "stop"))
+    return Event(last, evaluate, checkpoint or bool(save), 0 if last else stop)
 
 
 def _call(callbacks: Sequence[Callback], event: Event, state: TrainState, progress: TrainProgress, due: Due) -> None:

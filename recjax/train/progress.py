@@ -48,8 +48,12 @@ class TrainProgress:
     end: dict[str, Any] | None = None
 
     def advance(self, stream: InputStream) -> None:
-        """Takes in a step on the batch that the stream gave last."""
-        self.step += 1
+        """Takes in steps on the batches that the stream gave last."""
+        self.step += len(stream.given)
+        self.refresh(stream)
+
+    def refresh(self, stream: InputStream) -> None:
+        """Takes in what the stream has learned of these since."""
         for name, value in stream.state_dict().items():
             setattr(self, name, value)
 

@@ -1,19 +1,24 @@
-"""Routers of batches: the host, or the devices. Either way the step gets the same arrays, `StepInputs`.
+"""Routers of batches: the host, or the devices. Either way the step works on the same arrays, `StepInputs`.
 
-Worker threads `route` a batch; `start` takes it to the devices as far as its sizes are not needed for; then its
-required capacities are known, for which the caller chooses sizes; and `complete` gives what the step takes.
+Worker threads `route` a batch; then the sizes that it needs are known, as far as the host knows them, for which the
+caller chooses sizes; `lay_out` writes its arrays, which travel as one (`PackedBatches`); and the program of the step
+takes them apart (`PackedBatches.inputs`), where the devices route if the host has not.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from recjax.config.run import RunConfig
 from recjax.data.batch import Batch
@@ -21,8 +26,8 @@ from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing import capacity, device, host
 from recjax.embedding.routing.routed import RoutedBatch, Routing
 from recjax.errors import ConfigError
-from recjax.parallel.mesh import Share
-from recjax.parallel.packed import put_batch
+from recjax.parallel.mesh import BATCH_AXES, Share, put_share
+from recjax.parallel.packed import Form, pack, unpack
 
 
 @jax.tree_util.register_dataclass
@@ -43,31 +48,85 @@ class StepInputs:
     routing: Routing
 
 
-def place(batch: Batch, routing: Routing, local: int, mesh: Mesh, dtype: Any) -> StepInputs:
-    """Pads a batch to b rows a device, of weight 0, and puts it and its routing on the mesh.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PackedBatches:
+    """K global batches as a program takes them: one array, of one transfer.
 
-    Of several processes each gives the samples of its own devices: see `Share`.
+    Attributes:
+      words_KxNxE: int32, each batch's arrays end to end, device by device; axis 1 is split over the mesh.
+      form: of the `StepInputs` of one batch. Where the devices route, its routing holds ids in place of indices of
+        rows, and of groups nothing.
+      sizes: None, if the host has routed; else the sizes of the routing that the devices write, () on one device, where
+        they are those of the worst case.
+    """
+
+    words_KxNxE: Any
+    form: Form = dataclasses.field(metadata={"static": True})
+    sizes: device.Sizes | None = dataclasses.field(default=None, metadata={"static": True})
+
+    def inputs(self, words_E: jax.Array, bound: BoundPlan) -> tuple[StepInputs, dict[str, jax.Array], jax.Array | None]:
+        """Takes one batch apart on one device, inside `jax.shard_map`.
+
+        Returns:
+          its arrays; the sizes that its routing needs, by name, where they were chosen without knowing; and whether
+          these suffice, bool [], alike on all devices. Of a batch that does not fit the arrays are wrong.
+        """
+        inputs: StepInputs = unpack(words_E, self.form)
+        if self.sizes is None:
+            return inputs, {}, None
+        with jax.named_scope("route"):
+            features = inputs.routing.features
+            located, needs = device.find_rows(bound, features)
+            sizes = self.sizes or device.largest_sizes(bound, features)
+            routing = device.lay_out(bound, features, located, sizes)
+            inputs = dataclasses.replace(inputs, routing=dataclasses.replace(routing, pooled=inputs.routing.pooled))
+            if not self.sizes:
+                return inputs, {}, None
+            held = device.named_sizes(bound, sizes)
+            return inputs, needs, jnp.all(jnp.stack([needs[name] <= held[name] for name in needs]))
+
+    def batch(self, k: int) -> PackedBatches:
+        """Returns the k-th of the batches alone."""
+        return dataclasses.replace(self, words_KxNxE=self.words_KxNxE[k : k + 1])
+
+    @classmethod
+    def put(cls, words_KxNxE: np.ndarray, form: Form, sizes: device.Sizes | None, mesh: Mesh) -> PackedBatches:
+        """Puts the words of this process's N devices on the mesh: one transfer."""
+        sharding = NamedSharding(mesh, WORDS)
+        if jax.process_count() == 1:
+            return cls(jax.device_put(words_KxNxE, sharding), form, sizes)
+        K, _, E = words_KxNxE.shape
+        placed = jax.make_array_from_process_local_data(sharding, words_KxNxE, (K, mesh.devices.size, E))
+        return cls(placed, form, sizes)
+
+
+WORDS = P(None, BATCH_AXES)
+
+
+def pad(routed: RoutedBatch, routing: Routing, dtype: Any) -> StepInputs:
+    """Returns a batch with `routed.local` rows a device, of weight 0 where there is no sample, and its routing: NumPy.
 
     Args:
-      batch: up to `local` samples for each device of this process.
-      routing: of these samples, as the host or the devices laid it out.
-      local: b.
-      mesh: the devices.
+      routed: the samples for the devices of this process.
+      routing: of these samples.
       dtype: of dense features, labels and weights on the devices.
     """
-    total = local * Share.of(mesh).count
+    batch, total = routed.batch, routed.local * routed.devices
 
     def padded(x: np.ndarray) -> np.ndarray:
+        if len(x) == total:
+            return x.astype(dtype, copy=False)
         out = np.zeros((total, *x.shape[1:]), dtype)
         out[: len(x)] = x
         return out
 
-    return put_batch(StepInputs(padded(batch.dense), padded(batch.labels), padded(batch.weights), routing), mesh)
+    return StepInputs(padded(batch.dense), padded(batch.labels), padded(batch.weights), routing)
 
 
 @dataclasses.dataclass(frozen=True)
 class InFlight:
-    """A batch between the reader and the step. Fields after `stages` are set by `DeviceRouter` alone.
+    """A batch between the reader and the step.
 
     Attributes:
       batch: as it was read; in a training of several processes its samples for the devices of this one.
@@ -75,9 +134,7 @@ class InFlight:
       stop: the signal upon which all processes stop after this batch; 0: none.
       save: whether all processes save a checkpoint after it.
       stages: the states of the stream's ordered stages after it.
-      inputs: all that the step takes but for the groups' routing, with ids in place of indices of rows.
-      located: group name -> where its ids lie.
-      required: further names of `RoutedBatch.required_capacities` -> int32 [], on the devices.
+      packed: None, or its form and words, int32 [N, E], where these need no sizes: a worker thread has packed them.
     """
 
     batch: Batch
@@ -85,14 +142,7 @@ class InFlight:
     stop: int = 0
     save: bool = False
     stages: tuple[Mapping[str, Any], ...] = ()
-    inputs: Any = None
-    located: Any = None
-    required: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)
-
-    @functools.cached_property
-    def required_capacities(self) -> dict[str, int]:
-        """The least capacities that hold it. Waits for the devices if it is they who route."""
-        return self.routed.required_capacities | {name: int(n) for name, n in self.required.items()}
+    packed: tuple[Form, np.ndarray] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,68 +158,99 @@ class _Router:
         """The devices whose samples it lays out."""
         return Share.of(self.mesh)
 
+    def lay_out(self, routed: RoutedBatch, capacities: Mapping[str, int]) -> StepInputs:
+        """Writes the arrays of a batch, for the devices of this process, in these sizes: NumPy."""
+        raise NotImplementedError
+
+    def packed(self, routed: RoutedBatch) -> tuple[Form, np.ndarray] | None:
+        """Returns a batch's form and words where no size has a part in them; else None."""
+        del routed
+        return None
+
+    def put(self, batches: Sequence[InFlight], capacities: Mapping[str, int]) -> PackedBatches:
+        """Packs batches into arrays of these sizes, and puts them on the mesh."""
+        with jax.profiler.TraceAnnotation("route"):
+            first = batches[0].packed
+            trees = [] if first else [self.lay_out(batch.routed, capacities) for batch in batches]
+            form = first[0] if first else Form.of(trees[0], self.share.count)
+        with jax.profiler.TraceAnnotation("place"):
+            words_KxNxE = aligned((len(batches), self.share.count, sum(form.words)))
+            for k, batch in enumerate(batches):
+                if batch.packed:
+                    words_KxNxE[k] = batch.packed[1]
+                else:
+                    pack(trees[k], form, words_KxNxE[k])
+            return PackedBatches.put(words_KxNxE, form, self.sizes(capacities), self.mesh)
+
+    def sizes(self, capacities: Mapping[str, int]) -> device.Sizes | None:
+        """Returns `PackedBatches.sizes`."""
+        del capacities
+        return None
+
+
+def aligned(shape: tuple[int, ...]) -> np.ndarray:
+    """Returns an int32 array, not written, where CPU devices take it without a copy."""
+    words = np.empty(math.prod(shape) + _ALIGNED // 4, np.int32)
+    start = -words.ctypes.data % _ALIGNED // 4
+    return words[start : start + math.prod(shape)].reshape(shape)
+
+
+_ALIGNED = 64  # bytes
+
 
 @dataclasses.dataclass(frozen=True)
 class HostRouter(_Router):
     """Routes on the host: worker threads find the distinct rows, and the thread that trains lays them out."""
 
     name: ClassVar[str] = "host"
-    depth: ClassVar[int] = 0  # batches that are started before the one that is completed
 
     def route(self, batch: Batch, batch_size: int, parts: int) -> RoutedBatch:
         """See `route_on_host`."""
         return host.route_on_host(batch, self.bound, batch_size, parts, self.share)
 
-    def start(self, batch: InFlight, capacities: dict[str, int]) -> InFlight:
-        """Does nothing: all required capacities are known."""
-        del capacities
-        return batch
-
-    def complete(self, batch: InFlight, capacities: dict[str, int]) -> StepInputs:
-        """Lays the batch out on the mesh."""
-        routed = batch.routed
-        with jax.profiler.TraceAnnotation("route"):
-            routing = host.pack(routed, self.bound, capacities, self.dtype)
-        return place(routed.batch, routing, routed.local, self.mesh, self.dtype)
+    def lay_out(self, routed: RoutedBatch, capacities: Mapping[str, int]) -> StepInputs:
+        """Writes a batch's arrays."""
+        return pad(routed, host.pack(routed, self.bound, dict(capacities), self.dtype), self.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceRouter(_Router):
-    """Routes on the devices. The batch after the one that is trained on is started before that one's step."""
+    """Has the devices route, within the program that takes the batch."""
 
     name: ClassVar[str] = "device"
-    depth: ClassVar[int] = 1
 
     def route(self, batch: Batch, batch_size: int, parts: int) -> RoutedBatch:
         """See `device.count_ids`."""
         return device.count_ids(batch, self.bound, batch_size, parts, self.share)
 
-    def start(self, batch: InFlight, capacities: dict[str, int]) -> InFlight:
-        """Sends the batch off and has it sorted."""
-        routed = batch.routed
-        with jax.profiler.TraceAnnotation("route"):
-            features = device.pack_ids(routed, self.bound, capacities, self.dtype)
-        lists = host.pack_pooled(routed, self.bound, capacities, self.dtype)
-        inputs = place(routed.batch, Routing({}, features, lists), routed.local, self.mesh, self.dtype)
-        located, required = self._sort(inputs.routing.features)
-        for size in required.values():
-            size.copy_to_host_async()
-        return dataclasses.replace(batch, inputs=inputs, located=located, required=required)
+    def lay_out(self, routed: RoutedBatch, capacities: Mapping[str, int]) -> StepInputs:
+        """Writes a batch's arrays, with ids in place of indices of rows."""
+        sizes = dict(capacities)
+        capacity.require(sizes, routed.required_capacities)
+        features = device.pack_ids(routed, self.bound, sizes, self.dtype)
+        lists = host.pack_pooled(routed, self.bound, sizes, self.dtype)
+        return pad(routed, Routing({}, features, lists), self.dtype)
 
-    def complete(self, batch: InFlight, capacities: dict[str, int]) -> StepInputs:
-        """Writes the routing."""
-        capacity.require(capacities, batch.required_capacities)
-        sizes, inputs = device.sizes(self.bound, capacities), batch.inputs
-        routing = self._layout(inputs.routing.features, batch.located, sizes)
-        return dataclasses.replace(inputs, routing=dataclasses.replace(routing, pooled=inputs.routing.pooled))
+    def packed(self, routed: RoutedBatch) -> tuple[Form, np.ndarray] | None:
+        """Returns its form and words if all bags are of fixed sizes, and no vectors are pooled by owners."""
+        if routed.required_capacities or self.bound.pooled:
+            return None
+        tree = self.lay_out(routed, {})
+        form = Form.of(tree, self.share.count)
+        words_NxE = np.empty((self.share.count, sum(form.words)), np.int32)
+        pack(tree, form, words_NxE)
+        return form, words_NxE
 
-    @functools.cached_property
-    def _sort(self) -> Any:
-        return device.make_sort(self.bound, self.mesh)
+    def sizes(self, capacities: Mapping[str, int]) -> device.Sizes | None:
+        """Returns sizes for `device.lay_out`: () on one device."""
+        return device.sizes(self.bound, dict(capacities)) if self.bound.all_devices > 1 else ()
 
-    @functools.cached_property
-    def _layout(self) -> Any:
-        return device.make_layout(self.bound, self.mesh)
+    def first_sizes(self, routed: RoutedBatch) -> dict[str, int]:
+        """Returns what the host finds that a batch needs, to begin with; {} on one device."""
+        if self.bound.all_devices == 1:
+            return {}
+        size = routed.local * self.share.total
+        return host.route_on_host(routed.batch, self.bound, size, routed.parts, self.share).required_capacities
 
 
 Router = HostRouter | DeviceRouter
@@ -212,9 +293,27 @@ def choose(config: RunConfig, bound: BoundPlan, mesh: Mesh, dtype: Any, planned:
     return make(bound, mesh, dtype)
 
 
-def place_all(router: Router, batches: Sequence[InFlight]) -> tuple[list[StepInputs], dict[str, int]]:
-    """Lays out batches that are all there, with capacities that hold each of them, which it also returns."""
-    sizes: dict[str, int] = functools.reduce(capacity.grow, (batch.routed.required_capacities for batch in batches), {})
-    started = [router.start(batch, sizes) for batch in batches]
-    sizes = functools.reduce(capacity.grow, (batch.required_capacities for batch in started), sizes)
-    return [router.complete(batch, sizes) for batch in started], sizes
+def place_all(
+    router: Router, batches: Sequence[InFlight], capacities: Mapping[str, int] = MappingProxyType({})
+) -> tuple[list[StepInputs], dict[str, int]]:
+    """Lays out batches that are all there, apart, with capacities that hold each of them, which it also returns.
+
+    The host routes them, whoever the router is: the arrays are the same.
+
+    Args:
+      router: of the training.
+      batches: routed by it.
+      capacities: of which none falls.
+    """
+    share, size = router.share, batches[0].routed.local * router.share.total if batches else 0
+    routed = [
+        batch.routed
+        if batch.routed.keys or not router.bound.listing
+        else host.route_on_host(batch.batch, router.bound, size, batch.routed.parts, share)
+        for batch in batches
+    ]
+    sizes: dict[str, int] = functools.reduce(
+        capacity.grow, (batch.required_capacities for batch in routed), dict(capacities)
+    )
+    packed = [pad(batch, host.pack(batch, router.bound, sizes, router.dtype), router.dtype) for batch in routed]
+    return [put_share(inputs, router.mesh) for inputs in packed], sizes

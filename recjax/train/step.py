@@ -31,7 +31,7 @@ from recjax.train.gradients import (
     sum_over_batch,
 )
 from recjax.train.module import ModuleDef, kept_state, outputs
-from recjax.train.routers import StepInputs
+from recjax.train.routers import PackedBatches, StepInputs
 from recjax.train.state import TrainState
 from recjax.train.tasks import Tasks, divided_weights, loss_sums, total
 
@@ -267,7 +267,7 @@ def make_train_step(
     tasks: Tasks = (),
     compiler_options: dict[str, Any] | None = None,
 ) -> jax.stages.Wrapped:
-    """Returns the jitted training step. It donates the state and works on the tables in place.
+    """Returns the jitted training step, or K steps in one program. It donates the state and works on tables in place.
 
     Collectives: those that the shardings list (embedding/sharding/), one all-reduce of (dense gradients, sum of w*l,
     sum of w) in dense_grads, and, where tables are sharded, one of a few integers in finite_check, by which all devices
@@ -280,8 +280,14 @@ def make_train_step(
     dense part takes its gradients late, the sums of w*l and of w travel on their own in dense_grads, and the number of
     new gradients that are not finite in finite_check.
 
+    Of `PackedBatches` it takes K steps, one after the other, whose metrics have a leading axis K unless K is 1. Where
+    the devices route there, by sizes that may not hold a batch, they agree on what it needs by one more all-reduce of
+    the largest in route; a batch that does not fit changes nothing, "ok" is false from it on as after a step that is
+    not finite, and who reads the metrics takes these steps again.
+
     Returns:
-      step(state, inputs) -> (state, metrics); metrics are replicated scalars: "loss", the weighted
+      step(state, inputs) -> (state, metrics), of `StepInputs` or `PackedBatches`; metrics are replicated scalars:
+      "loss", the weighted
       mean log loss of exactly this step (of tasks: see `recjax.train.tasks`); "losses", of tasks, the mean of each,
       [T], NaN where nothing has weight; "weight", the sum of its samples' weights; "ok", false if it was not finite and
       changed nothing; and "bad_loss", "bad_dense", "bad_tables" and, to clip, "bad_norm", the numbers of
@@ -345,8 +351,26 @@ def make_train_step(
         return new, {"loss": loss, **of_tasks, "weight": weight, "ok": ok, **bad}
 
     specs = state_specs(bound, dense, options.late)
-    mapped = jax.shard_map(train_step, mesh=mesh, in_specs=(specs, P(BATCH_AXES)), out_specs=(specs, P()))
-    return jax.jit(mapped, donate_argnums=0, compiler_options=compiler_options)
+
+    def mapped(step: Callable[..., tuple[TrainState, Metrics]]) -> Callable[..., tuple[TrainState, Metrics]]:
+        return jax.shard_map(step, mesh=mesh, in_specs=(specs, P(BATCH_AXES)), out_specs=(specs, P()))
+
+    def train_steps(state: TrainState, inputs: StepInputs | PackedBatches) -> tuple[TrainState, Metrics]:
+        if isinstance(inputs, StepInputs):
+            return mapped(train_step)(state, inputs)
+
+        def one(state: TrainState, words_NxE: jax.Array) -> tuple[TrainState, Metrics]:
+            batch, needs, fits = inputs.inputs(words_NxE[0], bound)
+            if fits is None:
+                return train_step(state, batch)
+            state, metrics = train_step(dataclasses.replace(state, ok=state.ok & fits), batch)
+            return state, {**metrics, "fits": fits, "needs": needs}
+
+        step, words_KxNxE = mapped(one), inputs.words_KxNxE
+        return step(state, words_KxNxE[0]) if len(words_KxNxE) == 1 else jax.lax.scan(step, state, words_KxNxE)
+
+    train_steps.__name__ = train_step.__name__  # what a profile calls the program
+    return jax.jit(train_steps, donate_argnums=0, compiler_options=compiler_options)
 
 
 def make_predict(
@@ -360,7 +384,8 @@ def make_predict(
 ) -> jax.stages.Wrapped:
     """Returns the jitted forward pass: predict(state, inputs) -> logits [N * b], split over the mesh.
 
-    For tasks it gives the outputs of all: [N * b, O].
+    For tasks it gives the outputs of all: [N * b, O]. Of `PackedBatches`, of one batch, it gives beside them the sizes
+    that the batch needs, by name: where these are more than `inputs.sizes`, the logits are wrong.
 
     It takes the state of a training step whose `StepOptions.late` is `late`.
 
@@ -376,8 +401,20 @@ def make_predict(
         return forward.outputs(params, state.module, looked_up, tables, inputs)
 
     specs = (state_specs(bound, dense, late), P(BATCH_AXES))
-    mapped = jax.shard_map(predict, mesh=mesh, in_specs=specs, out_specs=P(BATCH_AXES))
-    return jax.jit(mapped, compiler_options=compiler_options)
+
+    def predict_packed(state: TrainState, inputs: StepInputs | PackedBatches) -> Any:
+        if isinstance(inputs, StepInputs):
+            return jax.shard_map(predict, mesh=mesh, in_specs=specs, out_specs=P(BATCH_AXES))(state, inputs)
+
+        def one(state: TrainState, words_NxE: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+            batch, needs, _ = inputs.inputs(words_NxE[0], bound)
+            return predict(state, batch), needs
+
+        mapped = jax.shard_map(one, mesh=mesh, in_specs=specs, out_specs=(P(BATCH_AXES), P()))
+        return mapped(state, inputs.words_KxNxE[0])
+
+    predict_packed.__name__ = predict.__name__
+    return jax.jit(predict_packed, compiler_options=compiler_options)
 
 
 def state_specs(bound: BoundPlan, dense: Dense = REPLICATED, late: bool = False) -> Any:

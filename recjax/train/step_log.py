@@ -1,4 +1,4 @@
-"""Metrics of the steps: read one step late, written down, and refused if they are not finite."""
+"""Metrics of the steps: written down, and refused if they are not finite."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 from jax import monitoring
 
 from recjax.embedding.dynamic.tables import DynamicTables
 from recjax.errors import DataError, TrainingError
-from recjax.parallel import distributed, waiting, watchdog
+from recjax.parallel import distributed, waiting
 from recjax.parallel.stopping import Stop
 from recjax.train.gradients import explain
+from recjax.train.inputs import InputStream
 from recjax.train.progress import TrainProgress
 from recjax.train.run.writers import MetricsFile, NoMetrics, Progress
 from recjax.train.state import EMPTY, HostState
@@ -27,17 +27,20 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"  # as JAX calls it
 
 
 @dataclasses.dataclass(frozen=True)
-class _Pending:
-    """A step that was dispatched: its number, where its samples begin and how many they are, and its metrics.
+class TrainedOn:
+    """What a step is on.
 
-    `ids` is what is known of tables that give rows to keys.
+    Attributes:
+      step: its number, from 1.
+      first: global index of its first sample.
+      samples: how many they are.
+      ids: figures of tables that give rows to keys.
     """
 
     step: int
     first: int
     samples: int
-    metrics: Metrics
-    ids: dict[str, int]
+    ids: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 class StepLog(contextlib.AbstractContextManager["StepLog"]):
@@ -62,13 +65,11 @@ class StepLog(contextlib.AbstractContextManager["StepLog"]):
         self._trainer, self._stop = trainer, stop or Stop()
         self._silent = None if distributed.is_main() else open(os.devnull, "w")  # closed by __exit__
         self.progress = Progress(trainer.total_steps, self._silent, clock)
-        self._pending: _Pending | None = None
         self._ids: DynamicTables | None = None
-        self._position = 0
         self.compile_s = 0.0  # that training waited for programs to be compiled, or read if kept, since `start`
         self.compile_ahead_s = 0.0  # spent in that by threads beside the training
         self._thread = threading.get_ident()  # that trains
-        self._programs: set[tuple[tuple[str, int], ...]] = set()  # one compilation for each set of capacities
+        self._programs: set[tuple[int, tuple[tuple[str, int], ...]]] = set()  # steps of a call, and capacities
         self._listening = contextlib.ExitStack()  # open while compilations are counted
         self._starting = contextlib.ExitStack()  # open until the first metrics are there
 
@@ -77,15 +78,14 @@ class StepLog(contextlib.AbstractContextManager["StepLog"]):
         """Training programs that this process compiled."""
         return len(self._programs)
 
-    def start(self, progress: TrainProgress, host: HostState = EMPTY) -> None:
-        """Takes in where the training begins, and says what it waits for until a step's metrics are there.
+    def start(self, host: HostState = EMPTY) -> None:
+        """Takes in that the training begins, and says what it waits for until a step's metrics are there.
 
         Args:
-          progress: of the training.
           host: of its state, whose maps from keys to rows each line counts.
         """
         self._ids = host.ids
-        self._position, self._thread = progress.position, threading.get_ident()
+        self._thread = threading.get_ident()
         monitoring.register_event_duration_secs_listener(self._compiled)
         self._listening.callback(monitoring.unregister_event_duration_listener, self._compiled)
         devices = self._trainer.mesh.devices.size
@@ -98,54 +98,58 @@ class StepLog(contextlib.AbstractContextManager["StepLog"]):
         elif event == _COMPILED:
             self.compile_ahead_s += duration_secs
 
-    def step(self, progress: TrainProgress, metrics: Metrics) -> None:
-        """Takes in a step that was dispatched, and reads the metrics of the one before."""
-        program = tuple(sorted(progress.capacities.items()))
+    def steps(self, progress: TrainProgress, stream: InputStream) -> list[TrainedOn]:
+        """Returns what the steps are on that come after `progress`, on the batches that the stream gave last."""
+        tables = self._ids.figures() if self._ids else {}
+        ids = {f"{table}.{name}": count for table, counts in tables.items() for name, count in counts.items()}
+        steps, first = [], progress.position
+        for number, samples in enumerate(stream.samples, progress.step + 1):
+            steps.append(TrainedOn(number, first, samples, ids))
+            first += samples
+        return steps
+
+    def dispatched(self, count: int, capacities: Mapping[str, int]) -> None:
+        """Takes in that so many steps were dispatched as one program, of these sizes."""
+        program = count, tuple(sorted(capacities.items()))
         if program not in self._programs:
             self._programs.add(program)
             self.progress.compiled()
-        self._read(alone=False)
-        tables = self._ids.figures() if self._ids else {}
-        ids = {f"{table}.{name}": count for table, of in tables.items() for name, count in of.items()}
-        self._pending = _Pending(progress.step, self._position, progress.position - self._position, metrics, ids)
-        self._position = progress.position
 
-    def flush(self) -> None:
-        """Reads the metrics of the last step, with no other under way."""
-        self._read(alone=True)
-
-    def _read(self, alone: bool) -> None:
-        if self._pending is None:
-            return
-        pending, self._pending = self._pending, None
-        step, metrics, end = pending.step, pending.metrics, pending.first + pending.samples
-        watchdog.phase("wait")
-        ok = bool(metrics["ok"])
+    def arrived(self) -> None:
+        """Takes in that a result is there."""
         self._stop.training = True
         self._starting.close()
-        if not ok:
-            raise self._fault(pending)
-        loss = float(metrics["loss"])
-        self.progress.update(step, end, loss, alone)
-        if step % self._trainer.config.train.log_every == 0 or step == self._trainer.total_steps:
-            rate = self.progress.samples_per_s
-            each = zip(self._trainer.tasks, np.asarray(metrics.get("losses", ())).tolist(), strict=True)
-            of_tasks = {f"{task.name}.loss": value for task, value in each}
-            line = {"step": step, "split": "train", "loss": loss, **of_tasks, "samples": end, "samples_per_s": rate}
-            self.file.write({**line, **pending.ids})
 
-    def _fault(self, pending: _Pending) -> DataError | TrainingError:
+    def step(self, step: TrainedOn, loss: float, losses: Sequence[float], last: bool, alone: bool) -> None:
+        """Takes in the result of a step.
+
+        Args:
+          step: which is done.
+          loss: of it.
+          losses: of its tasks.
+          last: whether it is the last of its call, whose results come together.
+          alone: whether no later call was under way.
+        """
+        end = step.first + step.samples
+        if last:
+            self.progress.update(step.step, end, loss, alone)
+        if step.step % self._trainer.config.train.log_every == 0 or step.step == self._trainer.total_steps:
+            rate = self.progress.samples_per_s
+            tasks = {f"{task.name}.loss": value for task, value in zip(self._trainer.tasks, losses, strict=True)}
+            line = {"step": step.step, "split": "train", "loss": loss, **tasks, "samples": end, "samples_per_s": rate}
+            self.file.write({**line, **step.ids})
+
+    def fault(self, step: TrainedOn, metrics: Metrics) -> DataError | TrainingError:
+        """Returns the error for a step that changed nothing, from its metrics: see `make_train_step`."""
         trainer = self._trainer
-        epoch, offset = divmod(pending.first, trainer.samples_per_epoch)
-        place = f"samples {offset} to {offset + pending.samples - 1} in the order of epoch {epoch}"
-        if float(pending.metrics["weight"]) == 0:
+        epoch, offset = divmod(step.first, trainer.samples_per_epoch)
+        place = f"samples {offset} to {offset + step.samples - 1} in the order of epoch {epoch}"
+        if float(metrics["weight"]) == 0:
             return DataError(
-                f"step {pending.step} has no loss: all its samples have weight 0. It covers {place}. Leave such "
+                f"step {step.step} has no loss: all its samples have weight 0. It covers {place}. Leave such "
                 "samples out when preparing the data, or raise train.batch_size."
             ).in_all()
-        return TrainingError(
-            explain(trainer.config.train, trainer.bound, pending.step, place, pending.metrics)
-        ).in_all()
+        return TrainingError(explain(trainer.config.train, trainer.bound, step.step, place, metrics)).in_all()
 
     def __exit__(self, *_: object) -> None:
         """Ends the progress line."""

@@ -25,6 +25,7 @@ from recjax.embedding.dynamic.tables import DYNAMIC, DynamicTables, dynamic_tabl
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.lines import in_lines
 from recjax.embedding.plan import Plan
+from recjax.embedding.routing import device
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.models.dense import Precision
@@ -47,7 +48,7 @@ from recjax.train.dense import Dense, make_dense
 from recjax.train.inputs import InputStream, InputStreams
 from recjax.train.module import ModuleDef, asks_for_samples, built
 from recjax.train.products import set_products
-from recjax.train.routers import InFlight, StepInputs
+from recjax.train.routers import InFlight, PackedBatches, StepInputs
 from recjax.train.state import EMPTY, HostState, TrainState
 from recjax.train.step import Metrics, StepOptions, make_predict, make_train_step
 from recjax.train.table_specs import dims, refuse_reduced
@@ -242,13 +243,13 @@ class Trainer(InputStreams):
             compiler_options=compiler_options(self.products),
         )
 
-    def train_step(self, state: TrainState, inputs: StepInputs) -> tuple[TrainState, Metrics]:
-        """Dispatches one training step, which takes the place of `state`; nothing is awaited.
+    def train_step(self, state: TrainState, inputs: StepInputs | PackedBatches) -> tuple[TrainState, Metrics]:
+        """Dispatches the training step of each batch, which take the place of `state`; nothing is awaited.
 
         In a profile it is called dispatch.
 
         Returns:
-          The new state, and the metrics of the step: see `make_train_step`.
+          The new state, and the metrics of the steps: see `make_train_step`.
         """
         host = self.require_host(state.host)
         if host.tier is not None:
@@ -274,14 +275,21 @@ class Trainer(InputStreams):
             moved: TrainState = state.host.admit(state, batch.routed.admission)
             return moved
 
+    @property
+    def averages(self) -> bool:
+        """True if replica groups train by themselves, and take the means of their tables every few steps."""
+        return self.bound.independent and self.config.train.replica_sync == "average"
+
+    def averages_after(self, step: int) -> bool:
+        """Returns whether such means are due after `step` steps: every `train.average_every`."""
+        return self.averages and step % self.config.train.average_every == 0
+
     def averaged(self, state: TrainState, step: int) -> TrainState:
         """Returns the state with the means of all replica groups' tables and slots, if they are due after `step` steps.
 
-        They are every `train.average_every` steps where `train.replica_sync` is average; then the result takes the
-        place of `state`. Else it is `state`.
+        Then the result takes the place of `state`. Else it is `state`.
         """
-        averages = self.bound.independent and self.config.train.replica_sync == "average"
-        if not averages or step % self.config.train.average_every:
+        if not self.averages_after(step):
             return state
         tables, slots = self._average(state.tables, state.slots, state.ok)
         return dataclasses.replace(state, tables=tables, slots=slots)
@@ -299,33 +307,48 @@ class Trainer(InputStreams):
         Raises:
           StopRequested: the stream's `stop` of any process has said so.
         """
-        before: tuple[Batch, jax.Array] | None = None
+        before: _Predicted | None = None
         if (tier := self.require_host(state.host).tier) is not None:
             tier.flush(state)
         with contextlib.closing(stream):
             for inputs in stream:
                 if stream.latest.stop:
                     raise StopRequested(stream.latest.stop)
-                prediction = stream.latest.batch, self._logits(state, stream.latest, inputs)
+                prediction = self._predicted(state, stream.latest, inputs)
                 watchdog.phase("wait")
                 if before:
-                    yield _on_host(before)
+                    yield self._on_host(before, state, stream)
                 before = prediction
-        if before:
-            yield _on_host(before)
+            if before:
+                yield self._on_host(before, state, stream)
         watchdog.phase("report")  # what is made of them is each process's own work
 
-    def _logits(self, state: TrainState, batch: InFlight, inputs: StepInputs) -> jax.Array:
+    def _predicted(self, state: TrainState, batch: InFlight, inputs: PackedBatches) -> _Predicted:
         """Dispatches one forward pass. Rows of the host that it needs are held as long as it lasts."""
         if state.host.tier is not None:
             state = state.host.tier.view(state, batch.routed.admission)
-        logits: jax.Array = self.predict_program(state, inputs)
-        return logits
+        logits, needs = self.predict_program(state, inputs)
+        return _Predicted(batch, inputs, logits, needs)
+
+    def _on_host(self, done: _Predicted, state: TrainState, stream: InputStream) -> tuple[Batch, np.ndarray]:
+        """Waits for a batch's logits; where the devices routed it in arrays that do not hold it, they do it again."""
+        while done.needs:
+            sizes = stream.take_in({name: int(size) for name, size in done.needs.items()})
+            held = device.named_sizes(self.bound, done.inputs.sizes or ())
+            if all(int(size) <= held[name] for name, size in done.needs.items()):
+                break
+            done = self._predicted(state, done.batch, dataclasses.replace(done.inputs, sizes=sizes))
+        return done.batch.batch, own(done.logits).astype(np.float64)[: done.batch.batch.size]
 
 
-def _on_host(predicted: tuple[Batch, jax.Array]) -> tuple[Batch, np.ndarray]:
-    batch, logits = predicted
-    return batch, own(logits).astype(np.float64)[: batch.size]
+@dataclasses.dataclass(frozen=True)
+class _Predicted:
+    """A forward pass under way: of which batch, on which arrays, its logits, and the sizes that it needs."""
+
+    batch: InFlight
+    inputs: PackedBatches
+    logits: jax.Array
+    needs: dict[str, jax.Array]
 
 
 def assemble_trainer(

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan
@@ -194,12 +194,11 @@ class CapacityLadder:
         self.batches += 1
         return self.capacities
 
-    def foresee(self, required: Sequence[Mapping[str, int]]) -> dict[str, int]:
-        """Returns sizes that `fit` would give the last of the next batches, as far as their requirements are known."""
-        capacities, peaks = self.capacities, self.peaks
-        for number, of_batch in enumerate(required, self.batches):
-            capacities, peaks = self._after(number, capacities, peaks, of_batch)
-        return capacities
+    def raise_to(self, required: Mapping[str, int]) -> dict[str, int]:
+        """Returns sizes that hold a batch which was fitted before it was known what it needs."""
+        self.capacities = grow(self.capacities, required, self._kinds, self.peaks)
+        self.peaks = largest(self.peaks, required)
+        return self.capacities
 
     def next(self) -> dict[str, int] | None:
         """Returns sizes that may follow these: those after the fullest size has run out. None if none is nearly full.

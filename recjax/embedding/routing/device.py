@@ -1,22 +1,22 @@
-"""Routing on the devices, for batches of so many ids that the host would hold up the step.
+"""Routing on the devices: within the program of a step, so that nothing waits for the host between batch and step.
 
-The arrays are those that `host.py` makes on the host, element for element. The host lays the ids out (`lay_out`),
-which is a copy; one program on the devices finds the distinct ones (`make_sort`) and gives how many there are at most,
-which is what the capacities must hold; a second one, compiled for these capacities, writes the routing
-(`make_layout`). The first runs a step ahead, so that nothing waits for the number that the host reads in between.
+The arrays are those that `host.py` makes on the host, element for element. The host lays the ids out (`pack_ids`),
+which is a copy. On a device `find_rows` finds the distinct ones, and how many there are at most, which is what the
+sizes of the routing must hold; `lay_out` writes the routing in arrays of given sizes. On one device nothing travels, so
+that sizes are those of the worst case (`largest_sizes`); on several they are those of a `CapacityLadder`, and whoever
+runs the program compares them with what the batch needed.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from recjax.data.batch import Batch
 from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, Group
@@ -108,12 +108,25 @@ def count_ids(
 
 
 def sizes(bound: BoundPlan, capacities: dict[str, int]) -> Sizes:
-    """Sizes for `make_layout`: each group's capacity of its lists, across hosts and replicas (0 if it has none)."""
+    """Sizes for `lay_out`: each group's capacity of its lists, across hosts and replicas (0 if it has none)."""
 
     def further(group: Group, key: str) -> int:
         return capacities.get(group.name + key, 0)
 
     return tuple((capacities[g.name], further(g, ACROSS), further(g, SUMMED)) for g in bound.listing)
+
+
+def named_sizes(bound: BoundPlan, sizes: Sizes) -> dict[str, int]:
+    """The inverse of `sizes`: those of groups, by name."""
+    names = [group.name + key for group in bound.listing for key in ("", ACROSS, SUMMED)]
+    return dict(zip(names, itertools.chain.from_iterable(sizes), strict=True))
+
+
+def largest_sizes(bound: BoundPlan, features: Features) -> Sizes:
+    """Sizes that hold every batch of features of these shapes on one device, where nothing travels."""
+    of = {lookup.feature: features[lookup.name].inverse.size for lookup in bound.lookups}
+    ids = {group.name: sum(of[source.feature.name] for source in group.sources) for group in bound.listing}
+    return tuple((min(ids[g.name], g.rows) if g.dedup else ids[g.name], 0, 0) for g in bound.listing)
 
 
 def pack_ids(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtype: Any) -> Features:
@@ -131,21 +144,24 @@ def pack_ids(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], 
     }
 
 
-def make_sort(bound: BoundPlan, mesh: Mesh) -> jax.stages.Wrapped:
-    """The jitted first program: features -> (group name -> DeviceIds; required capacities of groups, int32 [] each)."""
+def find_rows(bound: BoundPlan, features: Features) -> tuple[dict[str, DeviceIds], dict[str, jax.Array]]:
+    """Returns the place of each id among a device's distinct rows, by group, and the sizes that hold them.
 
-    def sort(features: Features) -> Any:
-        ids = {lookup.feature: features[lookup.name].inverse.ravel() for lookup in bound.lookups}
-        located = {group.name: _locate(group, ids) for group in bound.listing}
-        largest = {name: jnp.max(found.counts_NxO, initial=0) for name, found in located.items()}
-        relays = {name + ACROSS: found.relay for name, found in located.items()}
-        largest |= {name: jnp.max(relay.counts_NxA, initial=0) for name, relay in relays.items() if relay}
-        between = [g for g in bound.listing if g.synchronous and g.spread]
-        asked = {g.name + SUMMED: _asked_of_owner(located[g.name]) for g in between}
-        return located, jax.lax.pmax(largest, BATCH_AXES) | asked
+    Inside `jax.shard_map`. The sizes are named as those of `RoutedBatch.required_capacities`, int32 [] each, alike on
+    all devices.
 
-    spec = P(BATCH_AXES)
-    return jax.jit(jax.shard_map(sort, mesh=mesh, in_specs=spec, out_specs=(spec, P())))
+    Args:
+      bound: the bound plan.
+      features: of this device, as `pack_ids` makes them.
+    """
+    ids = {lookup.feature: features[lookup.name].inverse.ravel() for lookup in bound.lookups}
+    located = {group.name: _locate(group, ids) for group in bound.listing}
+    largest = {name: jnp.max(found.counts_NxO, initial=0) for name, found in located.items()}
+    relays = {name + ACROSS: found.relay for name, found in located.items()}
+    largest |= {name: jnp.max(relay.counts_NxA, initial=0) for name, relay in relays.items() if relay}
+    between = [g for g in bound.listing if g.synchronous and g.spread]
+    asked = {g.name + SUMMED: _asked_of_owner(located[g.name]) for g in between}
+    return located, jax.lax.pmax(largest, BATCH_AXES) | asked
 
 
 def _asked_of_owner(found: DeviceIds) -> jax.Array:
@@ -233,74 +249,46 @@ def _pack_relay(group: Group, relay: Relay, C: int, across: int, summed: int) ->
     return GroupRouting(slots_AxK[None], relay.counts_NxA, inside_ExC[None], relay.handed_NxE, summed)
 
 
-def make_layout(bound: BoundPlan, mesh: Mesh) -> jax.stages.Wrapped:
-    """The jitted second program: (features, located, `sizes`, static) -> Routing."""
-    first = {lookup.feature: lookup.name for lookup in reversed(bound.lookups)}  # all of a feature have the same ids
+def lay_out(bound: BoundPlan, features: Features, located: dict[str, DeviceIds], sizes: Sizes) -> Routing:
+    """Writes a device's routing in arrays of these sizes; inside `jax.shard_map`.
 
-    def layout(features: Features, located: dict[str, DeviceIds], capacities: Sizes) -> Routing:
-        groups: dict[str, GroupRouting] = {}
-        places: dict[str, tuple[jax.Array, int]] = {}
-        for group in bound.hot:
-            touched_R = jnp.zeros(group.rows, bool)
-            for source in group.sources:
-                ids_L = features[first[source.feature.name]].inverse.ravel()
-                _, home_L, here_L = source.locate(jnp.maximum(ids_L, 0))
-                here_L = ids_L != NOTHING if here_L is None else here_L & (ids_L != NOTHING)
-                place_L = jnp.where(here_L, home_L, group.rows)
-                touched_R = touched_R.at[place_L].set(True, mode="drop")
-                places[source.name] = place_L, group.rows
-            groups[group.name] = GroupRouting(None, None, touched_NxR=touched_R[None])
-        for group, (C, across, summed) in zip(bound.listing, capacities, strict=True):
-            of, lists = located[group.name], group.num_row_lists
-            list_M = of.bucket_M // group.num_peers
-            if of.relay is not None:
-                groups[group.name] = _pack_relay(group, of.relay, C, across, summed)
-            else:
-                slots_OxC = jnp.full((lists, C), group.rows, jnp.int32)
-                slots_OxC = slots_OxC.at[list_M, of.rank_M].set(of.slot_M, mode="drop")  # equal ids write the same
-                groups[group.name] = GroupRouting(slots_OxC[None], of.counts_NxO, summed=summed)
-            place_M = jnp.where(list_M < lists, list_M * C + of.rank_M, lists * C)
-            start = 0
-            for source in group.sources:
-                size = features[first[source.feature.name]].inverse.size
-                places[source.name] = (place_M[start : start + size], lists * C)
-                start += size
-        found = {}
-        for lookup in bound.lookups:
-            ids = features[lookup.name]
-            place_L, rows = places[lookup.sources[0]]
-            for name in lookup.sources[1:]:  # rows of several groups lie one below the other
-                other_L, more = places[name]
-                place_L = jnp.where(place_L < rows, place_L, rows + other_L)
-                rows += more
-            found[lookup.name] = FeatureRouting(place_L.reshape(ids.inverse.shape), ids.weights, ids.segments)
-        return Routing(groups, found)
-
-    spec = P(BATCH_AXES)
-
-    def mapped(features: Features, located: dict[str, DeviceIds], capacities: Sizes) -> Routing:
-        def body(features: Features, located: dict[str, DeviceIds]) -> Routing:
-            return layout(features, located, capacities)
-
-        routing: Routing = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)(features, located)
-        return routing
-
-    return jax.jit(mapped, static_argnums=2)
-
-
-def programs(
-    bound: BoundPlan, mesh: Mesh, features: Features, capacities: dict[str, int]
-) -> tuple[jax.stages.Compiled, jax.stages.Compiled]:
-    """Returns both programs, compiled for features that may be shapes alone (with shardings).
-
-    Args:
-      bound: the bound plan.
-      mesh: its devices.
-      features: as `pack_ids` makes them, on the devices.
-      capacities: as for `sizes`.
+    Rows for which there is no room are left out: see `find_rows` for the sizes that hold all.
     """
-    sort, layout = make_sort(bound, mesh), make_layout(bound, mesh)
-    located, _ = jax.eval_shape(sort, features)
-    on_devices = NamedSharding(mesh, P(BATCH_AXES))
-    located = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_devices), located)
-    return sort.lower(features).compile(), layout.lower(features, located, sizes(bound, capacities)).compile()
+    first = {lookup.feature: lookup.name for lookup in reversed(bound.lookups)}  # all of a feature have the same ids
+    groups: dict[str, GroupRouting] = {}
+    places: dict[str, tuple[jax.Array, int]] = {}
+    for group in bound.hot:
+        touched_R = jnp.zeros(group.rows, bool)
+        for source in group.sources:
+            ids_L = features[first[source.feature.name]].inverse.ravel()
+            _, home_L, here_L = source.locate(jnp.maximum(ids_L, 0))
+            here_L = ids_L != NOTHING if here_L is None else here_L & (ids_L != NOTHING)
+            place_L = jnp.where(here_L, home_L, group.rows)
+            touched_R = touched_R.at[place_L].set(True, mode="drop")
+            places[source.name] = place_L, group.rows
+        groups[group.name] = GroupRouting(None, None, touched_NxR=touched_R[None])
+    for group, (C, across, summed) in zip(bound.listing, sizes, strict=True):
+        of, lists = located[group.name], group.num_row_lists
+        list_M = of.bucket_M // group.num_peers
+        if of.relay is not None:
+            groups[group.name] = _pack_relay(group, of.relay, C, across, summed)
+        else:
+            slots_OxC = jnp.full((lists, C), group.rows, jnp.int32)
+            slots_OxC = slots_OxC.at[list_M, of.rank_M].set(of.slot_M, mode="drop")  # equal ids write the same
+            groups[group.name] = GroupRouting(slots_OxC[None], of.counts_NxO, summed=summed)
+        place_M = jnp.where(list_M < lists, list_M * C + of.rank_M, lists * C)
+        start = 0
+        for source in group.sources:
+            size = features[first[source.feature.name]].inverse.size
+            places[source.name] = (place_M[start : start + size], lists * C)
+            start += size
+    found = {}
+    for lookup in bound.lookups:
+        ids = features[lookup.name]
+        place_L, rows = places[lookup.sources[0]]
+        for name in lookup.sources[1:]:  # rows of several groups lie one below the other
+            other_L, more = places[name]
+            place_L = jnp.where(place_L < rows, place_L, rows + other_L)
+            rows += more
+        found[lookup.name] = FeatureRouting(place_L.reshape(ids.inverse.shape), ids.weights, ids.segments)
+    return Routing(groups, found)
