@@ -1,4 +1,4 @@
-"""Training steps by turns: routed on the host and on the devices, inputs sent together and apart, and plain PyTorch.
+"""Training steps by turns: routed on the host and on the devices, one and several a call, and plain PyTorch.
 
     python benchmarks/accelerator_steps.py [--batch 4096] [--rounds 5] [--steps 40] [--no-torch] [OVERRIDE ...]
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 from typing import Any
-from unittest import mock
 
 import jax
 import numpy as np
@@ -20,13 +20,10 @@ from recjax.lab.bench import breakdown
 from recjax.lab.bench.peer import Peer
 from recjax.lab.bench.timing import Ours, spread
 from recjax.lab.replay import profile
-from recjax.parallel.mesh import put_share
-from recjax.parallel.packed import put_together
-from recjax.train import routers
 from recjax.train.build import build_trainer
 from recjax.utils.text import aligned
 
-WAYS = {"apart": put_share, "together": put_together}
+CALLS = (1, 16)  # steps of a call
 
 
 def main() -> None:
@@ -40,21 +37,22 @@ def main() -> None:
     options, overrides = parser.parse_known_args()
     given = [f"train.batch_size={options.batch}", *overrides]
     source = load(options.preset, given).data.open()
-    configs = {routing: load(options.preset, [*given, f"train.routing={routing}"]) for routing in ("host", "device")}
-    sides = {routing: Ours(build_trainer(config, source, ("train",))) for routing, config in configs.items()}
-    state = sides["host"].trainer.init_state()
+    sides = {}
+    for routing, count in itertools.product(("host", "device"), CALLS):
+        config = load(options.preset, [*given, f"train.routing={routing}", f"train.steps_per_call={count}"])
+        sides[f"{routing}, {count} a call"] = Ours(build_trainer(config, source, ("train",)))
+    first, *_, last = sides.values()
+    state = first.trainer.init_state()
     with contextlib.ExitStack() as stack:
-        peer = None if options.no_torch else stack.enter_context(Peer("torch", sides["host"].trainer, state))
+        peer = None if options.no_torch else stack.enter_context(Peer("torch", first.trainer, state))
         ms: dict[str, list[float]] = {}
         cpu_ms: dict[str, list[float]] = {}
         for number in range(options.rounds + 1):  # the first compiles, and does not count
-            for routing, side in sides.items():
-                for way, put in WAYS.items():
-                    with mock.patch.object(routers, "put_batch", put):
-                        state, one = side.round(state, options.steps)
-                    if number:
-                        ms.setdefault(f"{routing}, {way}", []).append(one.seconds / options.steps * 1e3)
-                        cpu_ms.setdefault(f"{routing}, {way}", []).append((one.cpu_seconds or 0) / options.steps * 1e3)
+            for name, side in sides.items():
+                state, one = side.round(state, options.steps)
+                if number:
+                    ms.setdefault(name, []).append(one.seconds / options.steps * 1e3)
+                    cpu_ms.setdefault(name, []).append((one.cpu_seconds or 0) / options.steps * 1e3)
             if peer:
                 seconds = peer.round("float32", options.steps).seconds
                 if number:
@@ -64,7 +62,7 @@ def main() -> None:
         ratio = _spread(np.array(ms["PyTorch"]) / found) if "PyTorch" in ms else ""
         lines.append((name, _spread(found), _spread(cpu_ms[name]) if name in cpu_ms else "", ratio))
     print("\n".join(aligned(lines)), flush=True)
-    for part, values in _profiled(sides["device"], state).items():
+    for part, values in _profiled(last, state).items():
         print(f"{part}: " + ", ".join(f"{name} {value:.2f}" for name, value in values.items()))
 
 

@@ -35,7 +35,7 @@ from recjax.tiers.stage import CacheStage, ReadStage
 from recjax.train import routers
 from recjax.train.agreement import never, synchronize_batches
 from recjax.train.named_rows import gather_named, list_named
-from recjax.train.routers import DeviceRouter, InFlight, PackedBatches, Router, StepInputs
+from recjax.train.routers import InFlight, PackedBatches, Router, StepInputs
 from recjax.train.state import EMPTY, HostState
 
 
@@ -102,7 +102,8 @@ class InputStream:
         self._stage_states = list(state.get("stages") or self._new)
         for stage, of_stage in zip(self._stages, self._stage_states, strict=True):
             stage.load_state_dict(of_stage)
-        self.position, self._sizes = int(state["position"]), {}
+        self.position = int(state["position"])
+        self._sizes: dict[str, int] = {}
         epoch, offset = divmod(self.position, self._epoch_samples)
         steps = epoch * -(-self._epoch_samples // self._batch_size) + offset // self._batch_size
         kinds = Kinds.of(self._router.bound)
@@ -128,11 +129,18 @@ class InputStream:
         return self
 
     def __next__(self) -> PackedBatches:
-        """The next batch on the mesh."""
-        return self.take(1)
+        """The next batch on the mesh, in arrays that hold it."""
+        return self.take(1, held=True)
 
-    def take(self, count: int) -> PackedBatches:
+    def take(self, count: int, held: bool = False) -> PackedBatches:
         """Returns the next `count` batches on the mesh; one, if there are fewer, or one of them cannot be read.
+
+        Where several devices route, only they find what a batch needs, and its arrays may not hold it; whoever runs the
+        program then has it run again, with the sizes that `take_in` gives.
+
+        Args:
+          count: of batches.
+          held: whether the host counts, too, so that arrays hold what this process has of each batch.
 
         Raises:
           StopIteration: there is none.
@@ -160,13 +168,21 @@ class InputStream:
         self._stage_states = list(self.latest.stages)
         sizes: dict[str, int] = {}
         for batch in self.given:  # sizes may fall between two of them
-            sizes = capacity.largest(sizes, self._ladder.fit(batch.routed.required_capacities))
+            counted = self._router.counted(batch.routed) if held else {}
+            sizes = capacity.largest(sizes, self._ladder.fit(batch.routed.required_capacities | counted))
         watchdog.phase("dispatch")
         inputs = self._router.put(self.given, sizes)
         before, self._sizes = self.position, sizes
         ends = [self._end_of_next() for _ in self.given]
         self.samples = tuple(end - start for start, end in itertools.pairwise([before, *ends]))
         return inputs
+
+    def take_if_any(self) -> PackedBatches | None:
+        """Returns the next batch, as `take`; None at the end."""
+        try:
+            return self.take(1)
+        except StopIteration:
+            return None
 
     def _end_of_next(self) -> int:
         """Moves the position to the end of the next batch, and returns it."""
@@ -358,10 +374,8 @@ class InputStreams:
         first = next(routed, None)
         if first is None:
             return
-        if isinstance(self.router, DeviceRouter):
-            sizes = first.routed.required_capacities | self.router.first_sizes(first.routed)
-            first = dataclasses.replace(first, routed=dataclasses.replace(first.routed, required_capacities=sizes))
-        yield first
+        sizes = first.routed.required_capacities | self.router.counted(first.routed)
+        yield dataclasses.replace(first, routed=dataclasses.replace(first.routed, required_capacities=sizes))
         yield from routed
 
     def route(self, batch: Batch, batch_size: int, parts: int = 1, host: HostState = EMPTY) -> InFlight:

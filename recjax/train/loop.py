@@ -23,7 +23,7 @@ from recjax.train.hot_periods import HotPeriods
 from recjax.train.inputs import InputStream
 from recjax.train.progress import TrainProgress
 from recjax.train.state import TrainState
-from recjax.train.step_log import StepLog
+from recjax.train.step_log import StepLog, trained_on
 from recjax.train.steps_under_way import StepsUnderWay, steps_of_next_call, steps_per_call
 from recjax.train.trainer import Trainer
 from recjax.utils import log
@@ -197,7 +197,7 @@ def fit(
                 inputs = stream.take(steps_of_next_call(trainer, most, progress.step))
                 state = trainer.admit(state, stream.latest)
                 log.compile_s += ahead.need(stream.capacities)  # that training waited for another thread
-                steps = log.steps(progress, stream)
+                steps = trained_on(progress, stream, log.figures())
                 progress.advance(stream)
                 state = calls.train(state, inputs, steps)  # reads the metrics of the call before
                 ahead.foresee(state, stream)

@@ -187,6 +187,11 @@ class _Router:
         del capacities
         return None
 
+    def counted(self, routed: RoutedBatch) -> dict[str, int]:
+        """Has the host count sizes that a batch needs beside its `required_capacities`; {} if these are all."""
+        del routed
+        return {}
+
 
 def aligned(shape: tuple[int, ...]) -> np.ndarray:
     """Returns an int32 array, not written, where CPU devices take it without a copy."""
@@ -245,8 +250,8 @@ class DeviceRouter(_Router):
         """Returns sizes for `device.lay_out`: () on one device."""
         return device.sizes(self.bound, dict(capacities)) if self.bound.all_devices > 1 else ()
 
-    def first_sizes(self, routed: RoutedBatch) -> dict[str, int]:
-        """Returns what the host finds that a batch needs, to begin with; {} on one device."""
+    def counted(self, routed: RoutedBatch) -> dict[str, int]:
+        """Has the host count what a batch needs of several devices."""
         if self.bound.all_devices == 1:
             return {}
         size = routed.local * self.share.total

@@ -226,7 +226,7 @@ def gradient_order(
     )
 
 
-Metrics = dict[str, jax.Array]
+Metrics = dict[str, Any]  # arrays, and of "needs" one by each name
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,11 +8,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
 
 from jax import monitoring
 
 from recjax.embedding.dynamic.tables import DynamicTables
-from recjax.errors import DataError, TrainingError
+from recjax.errors import DataError, RecjaxError, TrainingError
 from recjax.parallel import distributed, waiting
 from recjax.parallel.stopping import Stop
 from recjax.train.gradients import explain
@@ -41,6 +43,41 @@ class TrainedOn:
     first: int
     samples: int
     ids: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+def trained_on(
+    progress: TrainProgress, stream: InputStream, ids: Mapping[str, int] = MappingProxyType({})
+) -> list[TrainedOn]:
+    """Returns what the steps are on that come after `progress`, on the batches that the stream gave last."""
+    steps, first = [], progress.position
+    for number, samples in enumerate(stream.samples, progress.step + 1):
+        steps.append(TrainedOn(number, first, samples, ids))
+        first += samples
+    return steps
+
+
+class Readings(Protocol):
+    """What takes in the results of steps, in their order."""
+
+    def dispatched(self, count: int, capacities: Mapping[str, int]) -> None:
+        """Takes in that so many steps were dispatched as one program, of these sizes."""
+
+    def arrived(self) -> None:
+        """Takes in that a result is there."""
+
+    def step(self, step: TrainedOn, loss: float, losses: Sequence[float], last: bool, alone: bool) -> None:
+        """Takes in the result of a step.
+
+        Args:
+          step: which is done.
+          loss: of it.
+          losses: of its tasks.
+          last: whether it is the last of its call, whose results come together.
+          alone: whether no later call was under way.
+        """
+
+    def fault(self, step: TrainedOn, metrics: Metrics) -> RecjaxError:
+        """Returns the error for a step that changed nothing, from its metrics: see `make_train_step`."""
 
 
 class StepLog(contextlib.AbstractContextManager["StepLog"]):
@@ -98,38 +135,25 @@ class StepLog(contextlib.AbstractContextManager["StepLog"]):
         elif event == _COMPILED:
             self.compile_ahead_s += duration_secs
 
-    def steps(self, progress: TrainProgress, stream: InputStream) -> list[TrainedOn]:
-        """Returns what the steps are on that come after `progress`, on the batches that the stream gave last."""
+    def figures(self) -> dict[str, int]:
+        """Returns figures of tables that give rows to keys, as of now."""
         tables = self._ids.figures() if self._ids else {}
-        ids = {f"{table}.{name}": count for table, counts in tables.items() for name, count in counts.items()}
-        steps, first = [], progress.position
-        for number, samples in enumerate(stream.samples, progress.step + 1):
-            steps.append(TrainedOn(number, first, samples, ids))
-            first += samples
-        return steps
+        return {f"{table}.{name}": count for table, counts in tables.items() for name, count in counts.items()}
 
     def dispatched(self, count: int, capacities: Mapping[str, int]) -> None:
-        """Takes in that so many steps were dispatched as one program, of these sizes."""
+        """See `Readings`."""
         program = count, tuple(sorted(capacities.items()))
         if program not in self._programs:
             self._programs.add(program)
             self.progress.compiled()
 
     def arrived(self) -> None:
-        """Takes in that a result is there."""
+        """See `Readings`."""
         self._stop.training = True
         self._starting.close()
 
     def step(self, step: TrainedOn, loss: float, losses: Sequence[float], last: bool, alone: bool) -> None:
-        """Takes in the result of a step.
-
-        Args:
-          step: which is done.
-          loss: of it.
-          losses: of its tasks.
-          last: whether it is the last of its call, whose results come together.
-          alone: whether no later call was under way.
-        """
+        """See `Readings`."""
         end = step.first + step.samples
         if last:
             self.progress.update(step.step, end, loss, alone)
@@ -140,7 +164,7 @@ class StepLog(contextlib.AbstractContextManager["StepLog"]):
             self.file.write({**line, **step.ids})
 
     def fault(self, step: TrainedOn, metrics: Metrics) -> DataError | TrainingError:
-        """Returns the error for a step that changed nothing, from its metrics: see `make_train_step`."""
+        """See `Readings`."""
         trainer = self._trainer
         epoch, offset = divmod(step.first, trainer.samples_per_epoch)
         place = f"samples {offset} to {offset + step.samples - 1} in the order of epoch {epoch}"

@@ -20,7 +20,7 @@ from recjax.train.inputs import InputStream
 from recjax.train.routers import PackedBatches
 from recjax.train.state import TrainState
 from recjax.train.step import Metrics
-from recjax.train.step_log import StepLog, TrainedOn
+from recjax.train.step_log import Readings, TrainedOn
 from recjax.train.trainer import Trainer
 from recjax.utils import log as messages
 
@@ -35,10 +35,11 @@ def steps_per_call(trainer: Trainer) -> int:
     fewer where as many batches hold more than 262,144 samples a device.
     """
     train, platform = trainer.config.train, trainer.mesh.devices.flat[0].platform
-    wanted = train.steps_per_call
-    if isinstance(wanted, str):
+    if train.steps_per_call == "auto":
         local = -(-train.batch_size // trainer.bound.all_devices)
         wanted = 1 if platform == "cpu" else max(1, min(_AUTO_STEPS, _AUTO_SAMPLES // local))
+    else:
+        wanted = train.steps_per_call
     if why := _host_between(trainer):
         if train.steps_per_call not in ("auto", 1):
             messages.info(f"note: train.steps_per_call={wanted} is taken as 1: {why} between two steps.")
@@ -95,7 +96,7 @@ class _Call:
 class StepsUnderWay:
     """The calls whose metrics have not been read, in their order."""
 
-    def __init__(self, trainer: Trainer, stream: InputStream, log: StepLog) -> None:
+    def __init__(self, trainer: Trainer, stream: InputStream, log: Readings) -> None:
         """Nothing is under way.
 
         Args:

@@ -311,7 +311,7 @@ class Trainer(InputStreams):
         if (tier := self.require_host(state.host).tier) is not None:
             tier.flush(state)
         with contextlib.closing(stream):
-            for inputs in stream:
+            while (inputs := stream.take_if_any()) is not None:
                 if stream.latest.stop:
                     raise StopRequested(stream.latest.stop)
                 prediction = self._predicted(state, stream.latest, inputs)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from recjax.errors import TrainingError
 from recjax.train.progress import TrainProgress
 from recjax.train.state import TrainState
+from recjax.train.step import Metrics
+from recjax.train.step_log import TrainedOn, trained_on
+from recjax.train.steps_under_way import StepsUnderWay, steps_per_call
 from recjax.train.trainer import Trainer
 
 UNTIMED = 5  # steps at the start of a round until its pipeline runs as it does in the middle of a training
@@ -38,37 +42,56 @@ class Ours:
 
     def __init__(self, trainer: Trainer) -> None:
         """Takes no step yet."""
-        self.trainer, self.progress = trainer, TrainProgress()
+        self.trainer, self.progress, self.steps = trainer, TrainProgress(), steps_per_call(trainer)
         self.compilations = 0
         self.capacities: dict[str, int] = {}
+        self._losses: list[float] = []
+        self._ends: list[tuple[float, float]] = []  # seconds and CPU seconds at which a call's results were there
 
     def round(self, state: TrainState, steps: int, untimed: int = UNTIMED) -> tuple[TrainState, Round]:
-        """Trains untimed + steps steps and one more, and leaves nothing running.
+        """Trains untimed + steps steps, or more to whole calls of several, and one call more; leaves nothing running.
 
         A step's loss is read when the next one has been sent off, which is how training reads it.
         """
-        losses: list[float] = []
-        ends: list[float] = []
-        cpu_ends: list[float] = []
-        pending: jax.Array | None = None
-        stream = self.trainer.train_inputs(host=state.host)
+        stream, count = self.trainer.train_inputs(host=state.host), self.steps
         stream.load_state_dict(self.progress.inputs())
-        for inputs in stream:
-            state, metrics = self.trainer.train_step(state, inputs)
+        first, timed = -(-untimed // count), -(-steps // count)  # calls
+        calls = StepsUnderWay(self.trainer, stream, self)
+        self._losses, self._ends = [], []
+        while len(self._ends) < first + timed:
+            inputs = stream.take(count)
+            steps_of_call = trained_on(self.progress, stream)
             self.progress.advance(stream)
-            state = self.trainer.averaged(state, self.progress.step)
-            if stream.capacities != self.capacities:
-                self.capacities, self.compilations = stream.capacities, self.compilations + 1
-            if pending is not None:
-                losses.append(float(pending))
-                ends.append(time.perf_counter())
-                cpu_ends.append(time.process_time())
-            pending = metrics["loss"]
-            if len(ends) == untimed + steps:
-                break
+            state = calls.train(state, inputs, steps_of_call)
+            if self.trainer.averages_after(self.progress.step):
+                state = self.trainer.averaged(calls.read(state), self.progress.step)
+        losses, ends = self._losses, self._ends
+        state = calls.read(state)
+        self.progress.refresh(stream)
         stream.close()
-        jax.block_until_ready(state)
-        return state, Round(ends[-1] - ends[untimed - 1], losses, cpu_ends[-1] - cpu_ends[untimed - 1])
+        share = steps / (timed * count)  # of the steps that were taken
+        seconds, cpu_seconds = np.subtract(ends[first + timed - 1], ends[first - 1]).tolist()
+        return state, Round(share * seconds, losses[: count * (first + timed)], share * cpu_seconds)
+
+    def dispatched(self, count: int, capacities: Mapping[str, int]) -> None:
+        """See `Readings`."""
+        if dict(capacities) != self.capacities:
+            self.capacities, self.compilations = dict(capacities), self.compilations + 1
+
+    def arrived(self) -> None:
+        """See `Readings`."""
+
+    def step(self, step: TrainedOn, loss: float, losses: Sequence[float], last: bool, alone: bool) -> None:
+        """See `Readings`."""
+        self._losses.append(loss)
+        if last:
+            self._ends.append((time.perf_counter(), time.process_time()))
+
+    def fault(self, step: TrainedOn, metrics: Metrics) -> TrainingError:
+        """See `Readings`."""
+        return TrainingError(
+            f"step {step.step} of the measurement is not finite. Train the preset, which says what it is."
+        )
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:

@@ -28,7 +28,8 @@ from recjax.embedding.segment import Exchange
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.lab.calibrate.cases import Case, Run
 from recjax.lab.calibrate.tier_cases import tier_cases
-from recjax.parallel.packed import put_batch
+from recjax.parallel.packed import Form, pack
+from recjax.train.routers import WORDS, aligned
 
 _IDS, _FEW_IDS = tuple(2**e for e in (10, 12, 14, 16, 18)), (2**10, 2**14)
 _FEATURES, _FEW_FEATURES = (1, 8, 40), (2, 26)  # of the batches, each of one id a sample and a table of its own
@@ -252,7 +253,14 @@ def _place(moved: int, arrays: int, devices: int, mesh: Mesh) -> Run:
     rows = -(-moved // (4 * arrays * devices)) * devices
     given = [np.ones(max(rows, devices), np.float32) for _ in range(arrays)]
     chosen = Mesh(mesh.devices.reshape(-1)[:devices].reshape(1, 1, devices), mesh.axis_names)
-    return _after_a_turn(lambda: put_batch(given, chosen), _shared(mesh))
+    form = Form.of(given, devices)
+
+    def place() -> Any:
+        words_KxNxE = aligned((1, devices, sum(form.words)))
+        pack(given, form, words_KxNxE[0])
+        return jax.device_put(words_KxNxE, NamedSharding(chosen, WORDS))
+
+    return _after_a_turn(place, _shared(mesh))
 
 
 def _dispatch(arguments: int, devices: int, mesh: Mesh) -> Run:

@@ -10,7 +10,7 @@ import jax
 from recjax.config.run import RunConfig
 from recjax.data.synthetic.stream import ZipfStreamSource
 from recjax.train.build import build_trainer
-from recjax.train.routers import StepInputs
+from recjax.train.routers import PackedBatches
 
 
 class Stepping:
@@ -40,7 +40,7 @@ class Stepping:
         """Gives the memory of the state back, until `begin`."""
         del self.state
 
-    def steps(self, stream: Iterator[StepInputs]) -> Iterator[None]:
+    def steps(self, stream: Iterator[PackedBatches]) -> Iterator[None]:
         """Dispatches a step, waits for the one before, as a training does, and yields, until the stream ends."""
         before = None
         for inputs in stream:
@@ -50,7 +50,7 @@ class Stepping:
             before = metrics
             yield
 
-    def warm(self, stream: Iterator[StepInputs], count: int) -> None:
+    def warm(self, stream: Iterator[PackedBatches], count: int) -> None:
         """Trains so many steps, which compile and fill the pipeline, and waits for all of them."""
         for _ in itertools.islice(self.steps(stream), count):
             pass

@@ -20,8 +20,8 @@ from recjax.embedding.routing import host
 from recjax.embedding.segment import COPIED, HOT_PLACEMENTS, RowIds
 from recjax.planning.wire_bytes import wire_bytes
 from recjax.train.build import build_trainer
-from recjax.train.compile_only import abstract_inputs, abstract_state
-from recjax.train.routers import InFlight, StepInputs, place_all
+from recjax.train.compile_only import abstract_batches, abstract_state
+from recjax.train.routers import InFlight, PackedBatches, place_all
 from recjax.train.trainer import Trainer
 
 EXCHANGED = ("id_exchange", "row_exchange", "grad_exchange", "pooled_exchange", "pooled_grad_exchange")
@@ -55,7 +55,7 @@ class Contestant:
         _, self.capacities = place_all(self.trainer.router, routed)
         self.routing = host.pack(routed[0].routed, self.trainer.bound, self.capacities, self.trainer.dtype)
         self.size, self.parts = train.batch_size, train.accumulate
-        state, inputs = abstract_state(self.trainer), abstract_inputs(self.trainer, self.capacities)
+        state, inputs = abstract_state(self.trainer), abstract_batches(self.trainer, self.capacities)
         self.step = self.trainer.step_program.lower(state, inputs).compile()
         self.state: Any = None  # made by the first step: what is counted needs no tables
 
@@ -148,11 +148,10 @@ class Contestant:
         cpu_s, wall_s = time.process_time() - cpu, time.monotonic() - began
         return host_s * 1e3 / steps, cpu_s * 1e3 / steps, wall_s * 1e3 / steps
 
-    def _inputs(self, nth: int) -> StepInputs:
+    def _inputs(self, nth: int) -> PackedBatches:
         """A batch, routed and on the devices."""
         batch, router = self.read[nth % len(self.read)], self.trainer.router
-        routed = InFlight(batch, router.route(batch, self.size, self.parts))
-        return router.complete(router.start(routed, self.capacities), self.capacities)
+        return router.put([InFlight(batch, router.route(batch, self.size, self.parts))], self.capacities)
 
 
 def turns(contestants: Sequence[Contestant], rounds: int, steps: int) -> np.ndarray:
