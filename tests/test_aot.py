@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,10 +35,13 @@ from recjax.utils.hlo import Program, read_program
 # Programs for devices that are not there cannot be read back from the cache.
 pytestmark = [pytest.mark.aot, pytest.mark.full, pytest.mark.fresh_compile]
 
+Routing = Literal["auto", "device"]
 ROWS = (4_000_000, 3, 1_000_000, 2_000_000)
 
 
-def config(dim: int, plan: str = "auto", pieces: int = 1) -> RunConfig:
+def config(
+    dim: int, plan: str = "auto", pieces: int = 1, devices: int = aot.DEVICES, routing: Routing = "auto"
+) -> RunConfig:
     """Spread tables of one-hot, weighted multi-hot and jagged bags, and a small one that every device holds.
 
     Under any other plan all of them are placed so, and exchange pooled vectors.
@@ -51,17 +55,24 @@ def config(dim: int, plan: str = "auto", pieces: int = 1) -> RunConfig:
             exchange=Exchange(kind="auto" if plan == "auto" else "pooled", pieces=pieces),
         ),
         plan=plan,
-        train=TrainConfig(batch_size=1024, optimizer=DenseAdagrad(), shuffle=False),
-        mesh=MeshConfig(devices=aot.DEVICES, platform="cpu"),
+        train=TrainConfig(batch_size=1024, optimizer=DenseAdagrad(), shuffle=False, routing=routing),
+        mesh=MeshConfig(devices=devices, platform="cpu"),
     )
 
 
 def compiled(
-    target: str, what: str, dim: int = 128, plan: str = "auto", ragged: bool = False, pieces: int = 1
+    target: str,
+    what: str,
+    dim: int = 128,
+    plan: str = "auto",
+    ragged: bool = False,
+    pieces: int = 1,
+    devices: int = aot.DEVICES,
 ) -> Compiled:
     if lacking := missing(target):
         pytest.skip(lacking)
-    return aot.compiled(config(dim, plan, pieces), target, what, ragged)
+    routing: Routing = "device" if what == "steps" else "auto"
+    return aot.compiled(config(dim, plan, pieces, devices, routing), target, what, ragged)
 
 
 STEPS = [("h200", 16), ("v6e", 16), ("v6e", 64), ("v6e", 128)]
@@ -112,12 +123,8 @@ def test_the_collectives_of_the_step_are_the_claimed_ones(target: str, dim: int)
 BOUNDS = {
     ("h200", "train_step"): (140, 0),
     ("h200", "predict"): (60, 0),
-    ("h200", "sort"): (40, 0),
-    ("h200", "layout"): (40, 0),
     ("v6e", "train_step"): (340, 1),
     ("v6e", "predict"): (150, 0),
-    ("v6e", "sort"): (110, 0),
-    ("v6e", "layout"): (110, 0),
 }
 
 
@@ -134,12 +141,30 @@ def test_on_a_gpu_every_sum_has_an_order(what: str) -> None:
     assert aot.unordered_sums(compiled("h200", what, 16).program) == []
 
 
-@pytest.mark.parametrize("what", ["train_step", "predict", "sort", "layout"])
+@pytest.mark.parametrize("what", ["train_step", "predict", "steps"])
 def test_sorts_are_those_that_gpus_have_in_a_library(what: str) -> None:
     program = compiled("h200", what, 16).program
     assert aot.slow_sorts(program) == []
     sorts = sum(i.opcode == "sort" or "DeviceRadixSort" in i.attributes for i in aot.instructions(program))
-    assert (sorts > 0) == (what in ("train_step", "sort"))
+    assert (sorts > 0) == (what != "predict")
+
+
+@pytest.mark.parametrize(("target", "dim", "devices"), [("h200", 16, 1), ("h200", 16, 8), ("v6e", 128, 8)])
+def test_steps_of_one_call_are_a_loop_that_holds_no_second_table(target: str, dim: int, devices: int) -> None:
+    """Its turns are known beforehand; it adds the largest of a few sizes to the collectives of a step, and no more."""
+    found = compiled(target, "steps", dim, devices=devices)
+    tables = [g.rows * g.width * 4 for g in found.trainer.bound.groups]
+    held = sum(g.rows * (g.width + 1) * 4 for g in found.trainer.bound.groups)
+    assert found.memory.alias_size_in_bytes >= held
+    assert found.memory.temp_size_in_bytes < max(tables) / 4
+    assert not aot.copies(found.program, max(tables))
+    assert aot.trips(found.program) == [aot.STEPS]
+    phases = {(phase, c.kind) for c in collectives(found.text) for phase in c.phases}
+    if devices == 1:
+        assert not phases
+        return
+    one = {(phase, c.kind) for c in collectives(compiled(target, "train_step", dim).text) for phase in c.phases}
+    assert phases - one == {("route", "all-reduce")}
 
 
 @pytest.mark.parametrize(("target", "plan"), [("h200", "table_wise"), ("h200", "column_wise"), ("v6e", "table_wise")])

@@ -27,6 +27,7 @@ from support.problems import (
     to_host,
     trainer_of,
 )
+from support.routing import apart
 
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import Adagrad, Adam, Ftrl, PartialRowWiseAdam, RowWiseAdagrad, Sgd
@@ -134,13 +135,13 @@ def test_routing_on_the_devices_gives_what_the_host_gives(dedup: bool, gpus: int
     trainer = trainer_of(clicks(), gpus, "row_wise", dedup=dedup)
     batch, size = clicks().batches[0], clicks().batch_size
     assert Share.of(trainer.mesh).count == gpus
-    found = []
-    for make in (HostRouter, DeviceRouter):
-        router = make(trainer.bound, trainer.mesh, np.float32)
-        started = router.start(InFlight(batch, router.route(batch, size, 1)), {"sparse_2": 2**16})
-        sizes = {**started.required_capacities, "sparse_2": 2**16}
-        found.append(router.complete(started, sizes))
-    jax.tree.map(np.testing.assert_array_equal, *found)
+    host, device = (make(trainer.bound, trainer.mesh, np.float32) for make in (HostRouter, DeviceRouter))
+    routed = host.route(batch, size, 1)
+    sizes = {**routed.required_capacities, "sparse_2": 2**16}
+    found, _, _ = apart(device, device.put([InFlight(batch, device.route(batch, size, 1))], sizes))
+    rooms = {name: of.slots_NxOxC.shape[2] for name, of in found.routing.groups.items()}  # on one GPU for all ids
+    truth, _, _ = apart(host, host.put([InFlight(batch, routed)], {**sizes, **rooms}))
+    jax.tree.map(np.testing.assert_array_equal, found, truth)
 
 
 @pytest.mark.parametrize(("precision", "least", "most"), [(Precision.HIGHEST, 0, 1e-5), (Precision.HIGH, 1e-5, 3e-3)])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 from recjax.planning.compiled_collectives import KINDS, Collective, collectives, members, phase_of
@@ -71,16 +71,6 @@ class Graph:
     def launches(self) -> int:
         """Kernels and collectives that are started."""
         return sum(n.trips * (n.body.launches if n.body else n.launches) for n in self.nodes if n.kind != "wait")
-
-
-def joined(graphs: Sequence[Graph]) -> Graph:
-    """Returns the graph of programs one after the other, none of which waits for what another gives."""
-    nodes: list[Node] = []
-    for graph in graphs:
-        first = len(nodes)
-        for node in graph.nodes:
-            nodes.append(dataclasses.replace(node, waits_for=tuple(first + place for place in node.waits_for)))
-    return Graph(tuple(nodes), tuple(name for graph in graphs for name in graph.unknown))
 
 
 def read_graph(text: str, devices: int, parts: Mapping[str, str] | None = None, hosts: int = 1) -> Graph:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from support.problems import mesh_of
-from support.routing import THIRD, build, make_batch
+from support.routing import THIRD, apart, build, make_batch
 
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing import capacity
@@ -76,14 +76,13 @@ def equal(found: object, expected: object) -> None:
 @pytest.mark.parametrize(
     ("of", "devices", "hosts", "parts", "dedup"),
     [
-        ((TABLES, FEATURES), 1, 1, 1, True),
         ((TABLES, FEATURES), 3, 1, 2, True),
         ((TABLES, FEATURES), 3, 1, 1, False),
         ((TABLES, FEATURES), 6, 2, 1, True),
         ((SPLIT, OF_SPLIT), 3, 1, 2, True),
         ((SPLIT, OF_SPLIT), 6, 2, 1, True),
     ],
-    ids=["one", "parts", "no dedup", "hosts", "split", "split, hosts"],
+    ids=["parts", "no dedup", "hosts", "split", "split, hosts"],
 )
 def test_both_give_the_same_arrays(of: Any, devices: int, hosts: int, parts: int, dedup: bool) -> None:
     bound = build(*of, devices, hosts)
@@ -94,23 +93,46 @@ def test_both_give_the_same_arrays(of: Any, devices: int, hosts: int, parts: int
     for seed, size in ((0, 20), (1, 23), (2, 1)):  # two batches of several sizes use one program
         batch = make_batch(bound, size, seed)
         expected = InFlight(batch, host.route(batch, 23, parts))
-        sizes = capacity.grow(sizes, expected.required_capacities)
-        started = device.start(InFlight(batch, device.route(batch, 23, parts)), sizes)
-        assert started.required_capacities == expected.required_capacities
-        inputs = device.complete(started, sizes)
-        equal(inputs, host.complete(host.start(expected, sizes), sizes))
+        sizes = capacity.grow(sizes, expected.routed.required_capacities)
+        inputs, needs, fits = apart(device, device.put([InFlight(batch, device.route(batch, 23, parts))], sizes))
+        assert needs.items() <= expected.routed.required_capacities.items() and fits
+        equal(inputs, apart(host, host.put([expected], sizes))[0])
         assert inputs.labels_B.sharding.is_equivalent_to(sharded(mesh), 1)
 
 
-def test_short_capacities_are_refused() -> None:
-    bound: BoundPlan = build(TABLES, FEATURES, 1)
-    device = DeviceRouter(bound, mesh_of(1), np.float32)
+def test_short_capacities_are_refused_or_told() -> None:
+    """Those that the host knows; and those that only the program finds."""
+    bound: BoundPlan = build(TABLES, FEATURES, 3)
+    device = DeviceRouter(bound, mesh_of(3), np.float32)
     batch = make_batch(bound, 20, 0)
     routed = device.route(batch, 23, 1)
-    started = device.start(InFlight(batch, routed), routed.required_capacities)
-    for name, need in started.required_capacities.items():
-        with pytest.raises(ValueError, match=re.escape(f"{{'{name}': ({need}, {need - 1})}}; grow")):
-            device.complete(started, {**started.required_capacities, name: need - 1})
+    required = route_on_host(batch, bound, 23).required_capacities
+    assert {f.name for f in bound.features if f.bag is None} == routed.required_capacities.keys()
+    for name, need in required.items():
+        short = {**required, name: need - 1}
+        if name in routed.required_capacities:
+            with pytest.raises(ValueError, match=re.escape(f"{{'{name}': ({need}, {need - 1})}}; grow")):
+                device.put([InFlight(batch, routed)], short)
+        else:
+            _, needs, fits = apart(device, device.put([InFlight(batch, routed)], short))
+            assert needs[name] == need and not fits
+
+
+def test_one_device_has_room_for_every_batch() -> None:
+    bound: BoundPlan = build(TABLES, FEATURES, 1)
+    device = DeviceRouter(bound, mesh_of(1), np.float32)
+    batch = make_batch(bound, 23, 0)
+    routed = device.route(batch, 23, 1)
+    inputs, needs, fits = apart(device, device.put([InFlight(batch, routed)], routed.required_capacities))
+    assert needs == {} and fits is None
+    on_host = HostRouter(bound, mesh_of(1), np.float32)
+    required, rooms = on_host.route(batch, 23, 1).required_capacities, dict(routed.required_capacities)
+    for group in bound.listing:
+        (room,) = inputs.routing.groups[group.name].slots_NxOxC.shape[2:]
+        ids = sum(inputs.routing.features[source.feature.name].inverse.size for source in group.sources)
+        assert required[group.name] <= room == min(ids, group.rows)
+        rooms[group.name] = room
+    equal(inputs, apart(on_host, on_host.put([InFlight(batch, on_host.route(batch, 23, 1))], rooms))[0])
 
 
 def test_the_host_only_measures_bags() -> None:

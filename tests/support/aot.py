@@ -14,17 +14,16 @@ from jax.sharding import SingleDeviceSharding
 
 from recjax.config.run import RunConfig
 from recjax.embedding.bind import bind
-from recjax.embedding.routing import device
 from recjax.lab.predict.targets import devices, moved
-from recjax.parallel.mesh import sharded
 from recjax.train.build import build_trainer
-from recjax.train.compile_only import abstract_inputs, abstract_state
+from recjax.train.compile_only import abstract_batches, abstract_inputs, abstract_state
 from recjax.train.first_batch import sample
 from recjax.train.table_specs import specs
 from recjax.train.trainer import Trainer
 from recjax.utils.hlo import Instruction, Program, read_program
 
 DEVICES = 8
+STEPS = 4  # of a call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Compiled:
 
 @functools.cache
 def compiled(config: RunConfig, target: str, what: str, ragged: bool = False) -> Compiled:
-    """The program `what` of a config for a target: train_step, predict, or a step of routing: sort, layout.
+    """The program `what` of a config for a target: train_step, routed by the host; predict; or steps, `STEPS` a call.
 
     With `ragged` ids and rows travel without padding, which a config for CPUs cannot ask for.
     """
@@ -62,18 +61,13 @@ def compiled(config: RunConfig, target: str, what: str, ragged: bool = False) ->
         bound = bind(trainer.plan, *specs(trainer.config, trainer.source.schema), DEVICES, ragged=True)
         trainer = dataclasses.replace(trainer, bound=bound)
     trainer = moved(trainer, target)
-    state, inputs = abstract_state(trainer), abstract_inputs(trainer, capacities)
-    if what == "train_step":
-        lowered = trainer.step_program.lower(state, inputs)
-    elif what == "predict":
-        lowered = trainer.predict_program.lower(state, inputs)
+    state = abstract_state(trainer)
+    if what == "steps":
+        lowered = trainer.step_program.lower(state, abstract_batches(trainer, capacities, STEPS))
+    elif what == "train_step":
+        lowered = trainer.step_program.lower(state, abstract_inputs(trainer, capacities))
     else:
-        lowered = device.make_sort(trainer.bound, trainer.mesh).lower(inputs.routing.features)
-        if what == "layout":
-            over, (located, _) = sharded(trainer.mesh), lowered.out_info
-            located = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=over), located)
-            make = device.make_layout(trainer.bound, trainer.mesh)
-            lowered = make.lower(inputs.routing.features, located, device.sizes(trainer.bound, capacities))
+        lowered = trainer.predict_program.lower(state, abstract_inputs(trainer, capacities))
     started = time.monotonic()
     made = lowered.compile()
     seconds = time.monotonic() - started
@@ -139,6 +133,11 @@ def launches(program: Program) -> int:
         return total
 
     return of(program.entry.name)
+
+
+def trips(program: Program) -> list[int]:
+    """Turns of each loop whose number the compiler knows; 0 of any other."""
+    return [i.trips or 0 for i in instructions(program) if i.opcode == "while"]
 
 
 def loops(program: Program) -> int:

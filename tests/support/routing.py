@@ -2,7 +2,9 @@
 
 from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.bands import BoundSegment
@@ -12,6 +14,8 @@ from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan
 from recjax.embedding.segment import Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.parallel.mesh import BATCH_AXES
+from recjax.train.routers import PackedBatches, StepInputs
 
 THIRD = 2**31 // 3  # three tables of so many rows are all that one device can count
 
@@ -52,3 +56,16 @@ def locate(group: Group, table: str, ids: Any) -> tuple[Any, Any]:
     owner, slot, here = segment_of(group, table).locate(ids)
     assert here is None
     return owner, slot
+
+
+def apart(router: Any, batches: PackedBatches) -> tuple[StepInputs, dict[str, int], bool | None]:
+    """What a program makes of one packed batch: its arrays, the sizes that it needs, and whether it fits."""
+    of_devices = P(BATCH_AXES)
+
+    def body(words_NxE: Any) -> Any:
+        return batches.inputs(words_NxE[0], router.bound)
+
+    out = (of_devices, P(), P())
+    mapped = jax.shard_map(body, mesh=router.mesh, in_specs=of_devices, out_specs=out)
+    inputs, needs, fits = jax.jit(mapped)(batches.words_KxNxE[0])
+    return inputs, {name: int(size) for name, size in needs.items()}, None if fits is None else bool(fits)

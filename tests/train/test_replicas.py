@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 from support.problems import Placed, Problem, compare, problem, run_oracle, run_sharded, trainer_of
 from support.routing import locate
 
@@ -32,7 +33,7 @@ from recjax.embedding.segment import Exchange, Segment
 from recjax.embedding.traffic import sent_bytes
 from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRMConfig
-from recjax.parallel.mesh import MeshConfig
+from recjax.parallel.mesh import BATCH_AXES, MeshConfig
 from recjax.planning.compiled_collectives import collectives, members
 from recjax.train.build import build_trainer
 from recjax.train.step import StepOptions
@@ -132,13 +133,23 @@ def test_devices_route_to_owners_of_their_own_group(hosts: int, plan: Any) -> No
     placed = built(made, 8, 2, plan, hosts=hosts)
     counted = route_device.count_ids(made.batches[1], placed.trainer.bound, B)
     features = route_device.pack_ids(counted, placed.trainer.bound, placed.capacities, np.float32)
-    located, needs = route_device.make_sort(placed.trainer.bound, placed.trainer.mesh)(features)
+    bound, over = placed.trainer.bound, P(BATCH_AXES)
+
+    def find(features: Any) -> Any:
+        return route_device.find_rows(bound, features)
+
+    mapped = jax.shard_map(find, mesh=placed.trainer.mesh, in_specs=over, out_specs=(over, P()))
+    located, needs = jax.jit(mapped)(features)
     for name, need in needs.items():
         exactly = placed.routed[1].required_capacities[name]
         assert int(need) == exactly or (name.endswith(SUMMED) and int(need) >= exactly)
     capacities = capacity.grow(placed.capacities, {name: int(need) for name, need in needs.items()})
     sizes = route_device.sizes(placed.trainer.bound, capacities)
-    found = route_device.make_layout(placed.trainer.bound, placed.trainer.mesh)(features, located, sizes)
+
+    def lay_out(features: Any, located: Any) -> Any:
+        return route_device.lay_out(bound, features, located, sizes)
+
+    found = jax.jit(jax.shard_map(lay_out, mesh=placed.trainer.mesh, in_specs=over, out_specs=over))(features, located)
     truth = host.pack(placed.routed[1], placed.trainer.bound, capacities)
     jax.tree.map(np.testing.assert_array_equal, found, truth)
 

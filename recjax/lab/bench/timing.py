@@ -30,11 +30,13 @@ class Round:
         under way, as in the middle of a training.
       losses: of all steps, the untimed ones too.
       cpu_seconds: CPU time of this process meanwhile, all its threads together; None if that is not known.
+      main_seconds: CPU time of the thread that trains.
     """
 
     seconds: float
     losses: list[float]
     cpu_seconds: float | None = None
+    main_seconds: float = 0.0
 
 
 class Ours:
@@ -46,7 +48,7 @@ class Ours:
         self.compilations = 0
         self.capacities: dict[str, int] = {}
         self._losses: list[float] = []
-        self._ends: list[tuple[float, float]] = []  # seconds and CPU seconds at which a call's results were there
+        self._ends: list[tuple[float, float, float]] = []  # times of `Round` at which a call's results were there
 
     def round(self, state: TrainState, steps: int, untimed: int = UNTIMED) -> tuple[TrainState, Round]:
         """Trains untimed + steps steps, or more to whole calls of several, and one call more; leaves nothing running.
@@ -70,8 +72,8 @@ class Ours:
         self.progress.refresh(stream)
         stream.close()
         share = steps / (timed * count)  # of the steps that were taken
-        seconds, cpu_seconds = np.subtract(ends[first + timed - 1], ends[first - 1]).tolist()
-        return state, Round(share * seconds, losses[: count * (first + timed)], share * cpu_seconds)
+        seconds, cpu_seconds, main_seconds = (share * np.subtract(ends[first + timed - 1], ends[first - 1])).tolist()
+        return state, Round(seconds, losses[: count * (first + timed)], cpu_seconds, main_seconds)
 
     def dispatched(self, count: int, capacities: Mapping[str, int]) -> None:
         """See `Readings`."""
@@ -85,7 +87,7 @@ class Ours:
         """See `Readings`."""
         self._losses.append(loss)
         if last:
-            self._ends.append((time.perf_counter(), time.process_time()))
+            self._ends.append((time.perf_counter(), time.process_time(), time.thread_time()))
 
     def fault(self, step: TrainedOn, metrics: Metrics) -> TrainingError:
         """See `Readings`."""

@@ -50,6 +50,12 @@ def add(names: Any) -> None:
         "table for train.products to FILE (CPU)",
     )
     options.add_argument(
+        "--host",
+        action="store_true",
+        help="measure instead what a training costs the host: CPU time a batch of the thread that trains and of all, "
+        "with devices that have nothing to do",
+    )
+    options.add_argument(
         "--serve",
         action="store_true",
         help="measure instead the answers of a service, under load that comes at random times: see --qps, "
@@ -87,6 +93,9 @@ def bench(options: argparse.Namespace) -> None:
     if options.products:
         bench_products(options)
         return
+    if options.host:
+        bench_host(options)
+        return
     from recjax.config import presets
     from recjax.lab.bench import report
     from recjax.lab.bench.run import Options, bench
@@ -95,6 +104,17 @@ def bench(options: argparse.Namespace) -> None:
     how = Options(options.against, options.rounds, options.steps, options.peer_python, options.profile)
     result = bench(config, how)
     write_result(options, result, lambda: report.to_text(result))
+
+
+def bench_host(options: argparse.Namespace) -> None:
+    """Measures the host alone."""
+    from recjax.config import presets
+    from recjax.lab.bench import host
+
+    if options.against or options.profile:
+        raise ConfigError("--host measures a training without its steps: leave out --against and --profile, or it.")
+    result = host.measure(presets.load(options.preset, options.overrides), options.rounds, options.steps)
+    write_result(options, result, lambda: host.to_text(result))
 
 
 def bench_products(options: argparse.Namespace) -> None:

@@ -56,8 +56,8 @@ def test_larger_batches_never_take_less_and_more_devices_exchange(preset):
     assert alone["device"]["exposed_ms"] < together["device"]["exposed_ms"]
 
 
-def test_devices_that_route_have_two_programs_more(preset):
-    """One that sorts, and one that lays out; the host hands over these too, and looks for no distinct rows."""
+def test_devices_that_route_do_it_in_the_step(preset):
+    """The program sorts, and lays out, which is its own part; the host looks for no distinct rows."""
     by_host, by_devices = (
         predicted(preset, "mesh.devices=2", f"train.routing={where}")["parts_ms"] for where in ("host", "device")
     )
