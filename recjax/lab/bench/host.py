@@ -125,7 +125,7 @@ def measure(config: RunConfig, rounds: int, steps: int) -> dict[str, Any]:
 
 
 def _take_us(rows: int, words: int) -> float:
-    """CPU microseconds of one `np.take` of sorted rows that hold so many words together, into an array that is there."""
+    """CPU microseconds of one `np.take` of sorted rows that hold so many words together, into an array there is."""
     width = max(1, words // rows)
     window = np.zeros((max(_WINDOW_ROWS, rows), width), np.int32)
     at = np.sort(np.random.default_rng(0).permutation(len(window))[:rows])
