@@ -8,7 +8,8 @@ the others, and ends itself (exit status 4, with a paragraph that names the proc
     collective has broken off, a few beats are enough;
   a peer has ended while this one is still at work;
   a process does not leave a phase in which it works alone within that phase's limit;
-  no process has moved for the limit, though none of them works alone.
+  no process has moved for the limit, and of steps that are one program for so many limits, though none of them works
+    alone.
 
 The records lie in the store of JAX's distributed runtime, which goes down with process 0; that JAX itself notices.
 """
@@ -57,6 +58,7 @@ class Watch:
         self._pipe = pipe
         self._phase, self._moves = "start", 0
         self._limit_s = distributed.limit_s()
+        self.steps = 1  # of a program that all wait for
         self._failed, self._status = "", LOST
         self._ends: int | None = None  # the exit status of this process, once that is sure
         self._seen: dict[int, tuple[dict[str, Any], float, float]] = {}  # record, when its beat, and its phase changed
@@ -259,11 +261,11 @@ class Watch:
                 return f"{name} has been in phase {phase} for {still_s:.0f} s. {here}"
         alone = any(record["phase"] in (*ALONE, _DONE, _OUTSIDE) for record, _, _ in self._seen.values())
         still_s = now - max((moved_at for _, _, moved_at in self._seen.values()), default=now)
-        if not alone and still_s > self._limit_s:
+        if not alone and still_s > self._limit_s * self.steps:
             phases = ", ".join(f"{k} in {record['phase']}" for k, (record, _, _) in sorted(self._seen.items()))
             return (
                 f"no process has moved for {still_s:.0f} s: {phases}. (Steps that take so long need a larger "
-                f"RECJAX_LIMIT_S.) {AGAIN}"
+                f"RECJAX_LIMIT_S, or fewer train.steps_per_call.) {AGAIN}"
             )
         return ""
 
@@ -306,6 +308,19 @@ def phase(name: str) -> None:
     """Says what this process does from now on, if it is watched."""
     if _watch is not None:
         _watch.phase(name)
+
+
+@contextlib.contextmanager
+def steps_at_once(count: int) -> Iterator[None]:
+    """So many steps are one program meanwhile, which moves no process before its end."""
+    if _watch is None:
+        yield
+        return
+    _watch.steps = count
+    try:
+        yield
+    finally:
+        _watch.steps = 1
 
 
 @contextlib.contextmanager

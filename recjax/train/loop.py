@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from recjax.errors import ConfigError
+from recjax.parallel import watchdog
 from recjax.train.agreement import never
 from recjax.train.callbacks import Callback, Due, Event
 from recjax.train.compile_only import abstract_batches
@@ -179,9 +180,10 @@ def fit(
     """
     began, due, event = progress.step, Due(trainer.config.train, lambda: log.progress.trained_s), Event()
     hot = HotPeriods(trainer, stop, due.by_time)
-    ahead = compile_ahead(trainer)
+    ahead, most = compile_ahead(trainer), steps_per_call(trainer)
     with (
         log,
+        watchdog.steps_at_once(most),
         contextlib.closing(trainer.train_inputs(stop, due.by_time, state.host)) as stream,
         contextlib.closing(ahead),
     ):
@@ -192,7 +194,7 @@ def fit(
             stream.load_state_dict(progress.inputs())
             log.start(state.host)
             state = hot.enter(state, progress.step, stream)
-            calls, most = StepsUnderWay(trainer, stream, log), steps_per_call(trainer)
+            calls = StepsUnderWay(trainer, stream, log)
             while not (event.last or event.stop or progress.stopped):
                 inputs = stream.take(steps_of_next_call(trainer, most, progress.step))
                 state = trainer.admit(state, stream.latest)
