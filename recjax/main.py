@@ -30,13 +30,14 @@ from recjax.train.callbacks import Evaluate, SaveCheckpoint
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.loop import Outcome, fit
 from recjax.train.metrics import calibration
-from recjax.train.progress import TrainProgress, resume
+from recjax.train.progress import TrainProgress, describe, resume
 from recjax.train.run.curves import draw_curves
 from recjax.train.run.folder import DATA_SNAPSHOT, ReadOnlyRunFolder, RunFolder
 from recjax.train.run.open_run import open_run
 from recjax.train.run.summary import figures, summarise
 from recjax.train.run.trackers import require
 from recjax.train.run.writers import MetricsFile, NoMetrics
+from recjax.train.start import start_from
 from recjax.train.state import TrainState
 from recjax.train.step_log import StepLog
 from recjax.train.trainer import Trainer
@@ -77,12 +78,16 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
             for remark in remarks(used, trainer):
                 distributed.note(remark)
             with waiting.saying("making the tables, or reading them from a checkpoint"):
-                state, progress, undone = _start(trainer, checkpoints, folder.path)
+                state, progress, undone, origins = _start(trainer, checkpoints, folder.path)
             host = state.host
             for line in host.tier.rows.about() if host.tier else ():
                 distributed.note(line)
             trains = not progress.stopped and progress.step < trainer.total_steps
             folder.record(trainer, distributed.note, trains=trains)
+            if origins:  # from here on the other run is not needed
+                folder.record_origins(origins)
+                checkpoints.save(0, trainer.checkpoint(state), describe(trainer, progress))
+                checkpoints.wait()
             with _metrics(folder.path, config, progress, undone) if main else NoMetrics() as file:
                 log = StepLog(trainer, file, stop)
                 callbacks = (Evaluate(trainer, log, stop), SaveCheckpoint(trainer, checkpoints, log))
@@ -118,8 +123,13 @@ def _metrics(path: Path, config: RunConfig, progress: TrainProgress, undone: lis
     return MetricsFile(path / "metrics.jsonl", progress.step, config.train.all_trackers, undone, chosen)
 
 
-def _start(trainer: Trainer, checkpoints: Checkpoints, run: Path) -> tuple[TrainState, TrainProgress, list[str]]:
-    """The state of the newest intact checkpoint, or that before the first step; and see `TrainProgress.extend`."""
+def _start(
+    trainer: Trainer, checkpoints: Checkpoints, run: Path
+) -> tuple[TrainState, TrainProgress, list[str], dict[str, Any]]:
+    """The state of the newest intact checkpoint, or that before the first step.
+
+    Also what `TrainProgress.extend` gives, and where a state came from that another run has learnt, see `start.carry`.
+    """
 
     def use(restored: Restored) -> tuple[TrainState, TrainProgress]:
         saved, groups = len(restored.arrays.get("replicas", ())), trainer.bound.replicas
@@ -131,8 +141,11 @@ def _start(trainer: Trainer, checkpoints: Checkpoints, run: Path) -> tuple[Train
         return resume(trainer, restored)
 
     resumed = checkpoints.newest(distributed.note, use)
+    if resumed is None and trainer.config.train.init_from:
+        state, origins = start_from(trainer, run)
+        return state, TrainProgress(), [], origins
     if resumed is None:
-        return trainer.init_state(), TrainProgress(), []
+        return trainer.init_state(), TrainProgress(), [], {}
     state, progress = resumed
     refuse_other_values(trainer.source, run / DATA_SNAPSHOT)
     if progress.step > trainer.total_steps:
@@ -149,7 +162,7 @@ def _start(trainer: Trainer, checkpoints: Checkpoints, run: Path) -> tuple[Train
         distributed.note(f"{run} has trained all its {progress.step} steps: nothing is left to train")
     else:
         distributed.note(f"resuming {run} at step {progress.step}")
-    return state, progress, undone
+    return state, progress, undone, {}
 
 
 def _chosen(trainer: Trainer, checkpoints: Checkpoints, outcome: Outcome) -> tuple[TrainState, int]:

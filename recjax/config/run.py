@@ -236,6 +236,7 @@ FREE_ON_RESUME = (
     "data.path",
     "data.from",
     "data.cache",
+    "data.base",
     "embedding.tables.*.placement",
     "embedding.dedup",
     "embedding.exchange.kind",

@@ -94,7 +94,11 @@ class TableReader:
                 f"{choices.wording.option('columns', 'user:id,price:dense')}."
                 f"{explain_no_features(self.proposals, choices.wording)}"
             )
-        self.specs = self._with_edges({name: wanted[name].buckets for name in order if wanted[name].buckets})
+        self.use_specs(self._with_edges({name: wanted[name].buckets for name in order if wanted[name].buckets}))
+
+    def use_specs(self, specs: Sequence[ColumnSpec]) -> None:
+        """Reads the columns by these descriptions of them."""
+        self.specs = list(specs)
         self.features = [spec.feature for spec in self.specs if spec.is_feature]
         self.dense = tuple(chunk_columns.each(self.specs))
 

@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 from recjax.data.arrow import labels, proposals, roles, row_filter, scan, splits
 from recjax.data.arrow.label import Label
@@ -18,6 +19,7 @@ from recjax.data.arrow.spool import folder_beside, spool
 from recjax.data.arrow.wording import Wording
 from recjax.data.datasets.options import cache_key, cached, open_as, options_of, prepare_as, prepare_command
 from recjax.data.prepare.dense_columns import DenseTransform
+from recjax.data.prepare.earlier import EarlierData, open_earlier
 from recjax.data.prepare.ids import Frequency, Hash, Modulo
 from recjax.data.storage.blocks import PreparedSource, open_prepared
 from recjax.data.storage.remote import cache_folder
@@ -29,6 +31,7 @@ from recjax.utils import log
 from recjax.utils.locks import locked
 from recjax.utils.paths import located
 
+ALONE = "none"
 _VERSION = 1  # raise it when the same files and options start to give other data
 
 
@@ -37,7 +40,8 @@ class Table:
     """Config of tables of one's own."""
 
     kind: ClassVar[str] = "table"
-    later: ClassVar[tuple[str, ...]] = ("where", "encoding")  # not in the options of data from before they came
+    # Not in the options of data from before they came
+    later: ClassVar[tuple[str, ...]] = ("where", "encoding", "base_values")
 
     path: str = ""  # folder of prepared data; empty: those of `from`, prepared once into the cache folder
     from_: str = ""  # a file, a folder of files or a pattern of names: Parquet, ORC, CSV or Arrow
@@ -64,6 +68,10 @@ class Table:
     ids: Frequency | Hash | Modulo = Frequency()  # mapping of values to rows of tables
     dense: DenseTransform = "standard"  # transform of the dense columns; see recjax.data.prepare.dense_columns
     missing_indicators: bool = False  # as many dense columns more: 1 where the value is missing
+    # Run folder, or prepared data, that these go on from: roles of columns and statistics of dense ones are theirs.
+    # Empty: that of train.init_from, where there is one; none: these data stand alone
+    base: str = ""
+    base_values: Literal["drop", "keep"] = "drop"  # keep: values of base keep their rows, new ones come after them
     cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
 
     def __post_init__(self) -> None:
@@ -129,8 +137,13 @@ class Table:
     def _key(self) -> str:
         """Changes with the options, the files, the preparation and the format, so that none are ever mixed."""
         of_splits = _files(self, self.from_).items()
-        contents = ("".join([split, *(sha256(file.path) for file in files)]).encode() for split, files in of_splits)
-        return cache_key(self, _VERSION, contents)
+        contents = ["".join([split, *(sha256(file.path) for file in files)]).encode() for split, files in of_splits]
+        earlier = self.earlier()
+        return cache_key(self, _VERSION, [*contents, *([earlier.sha256.encode()] if earlier else [])])
+
+    def earlier(self) -> EarlierData | None:
+        """The data of `base`; None: these stand alone. Raises what `open_earlier` raises."""
+        return open_earlier(located(self.base), "data.base") if self.base not in ("", ALONE) else None
 
 
 def _wait(folder: Path, stack: contextlib.ExitStack) -> None:
@@ -165,11 +178,12 @@ def open_raw(config: Table, source: str | os.PathLike[str] | None, wording: Word
 
 def open_files(config: Table, files: dict[str, list[TableFile]], wording: Wording = Wording.COMMAND) -> TableReader:
     """The reader of these files of each split."""
+    earlier = config.earlier()
     several = labels.parse(config.label)
     single = Label(items.unquote(config.label), config.threshold, config.positive)
     choices = Choices(
         single if several is None else several.each[0].meaning,
-        config.columns,
+        config.columns if earlier is None else _columns_as_then(config, earlier, scan.schema(files["train"][0]).names),
         splits.parse(config.split, [split for split in files if split != "train"], config._named),
         config.split_seed,
         config.time,
@@ -180,9 +194,36 @@ def open_files(config: Table, files: dict[str, list[TableFile]], wording: Wordin
         wording,
     )
     reader = TableReader(files, choices)
+    if earlier is not None:
+        reader.use_specs(earlier.adopted(reader.specs))
     if reader.proposals:
         log.info(proposals.to_text(reader.proposals, config.columns, wording))
     return reader
+
+
+def _columns_as_then(config: Table, earlier: EarlierData, names: Sequence[str]) -> tuple[str, ...]:
+    """`columns=`, in which columns that nothing is asked of have the roles that they had in earlier data.
+
+    Args:
+      config: the options.
+      earlier: those data.
+      names: of the columns that there are.
+    """
+    auto, asked = roles.parse(config.columns)
+    if not auto:
+        return config.columns
+    several = labels.parse(config.label)
+    of_labels = (items.unquote(config.label),) if several is None else several.columns
+    taken = {*asked, config.time, config.group, config.split_column, *of_labels}
+    crosses = {spec.name: spec.sources for spec in earlier.specs if spec.role == "cross"}
+    then = roles.texts_of(earlier.specs)
+    skipped = {name: roles.column_text(name, "skip") for name in earlier.table.get("names", ()) if name not in then}
+    more = {
+        name: text
+        for name, text in (then | skipped).items()
+        if name not in taken and (name in names or (name in crosses and set(crosses[name]) <= set(names)))
+    }
+    return (*config.columns, *more.values())
 
 
 def prepare_table(
@@ -198,7 +239,8 @@ def prepare_table(
         described["where"] = {"conditions": list(config.where), "left_out": reader.left_out}
     if reader.labels:
         described["labels"] = reader.described_labels
-    return prepare_as(config, reader, out, dense=dense, more={"table": described}, overwrite=overwrite)
+    more = {"table": described}
+    return prepare_as(config, reader, out, dense=dense, more=more, overwrite=overwrite, earlier=config.earlier())
 
 
 def prepare_object(

@@ -28,6 +28,7 @@ class Encoder:
       features: the categorical columns of the raw rows.
       dense: names of their dense columns.
       maps: how the values of each feature become rows.
+      by: how dense values become those of a batch.
       schema: the columns of the batches that it makes.
     """
 
@@ -44,7 +45,7 @@ class Encoder:
 
         Of several `labels` chunks have labels and weights [n, T].
         """
-        self.name, self.features, self.dense, self.maps, self._by = name, features, dense, maps, by
+        self.name, self.features, self.dense, self.maps, self.by = name, features, dense, maps, by
         self.schema = Schema(
             dense=by.names(dense),
             features=tuple(
@@ -103,11 +104,11 @@ class Encoder:
     @property
     def dense_stats(self) -> DenseStats:
         """Statistics of the raw dense columns over the training split."""
-        return self._by.stats
+        return self.by.stats
 
     def encode_dense(self, dense: np.ndarray) -> np.ndarray:
         """The dense columns of a batch, float32, from raw ones in the order of `dense`, [n, K], NaN where missing."""
-        return self._by.encode(dense)
+        return self.by.encode(dense)
 
 
 def _rows(column: Coded, map_: IdMap, missing: int | None, used_alone: bool = False) -> np.ndarray:

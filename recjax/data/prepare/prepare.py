@@ -29,6 +29,7 @@ from recjax.data.prepare.chunk import Chunk, RawFeature, Reader, check_chunk
 from recjax.data.prepare.coding import code_chunk
 from recjax.data.prepare.counting import Counter, Run
 from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats, Transform
+from recjax.data.prepare.earlier import EarlierData
 from recjax.data.prepare.encoder import VOCABULARY, Encoder, describe, describe_features
 from recjax.data.prepare.ids import (
     Frequency,
@@ -68,6 +69,8 @@ def prepare_data(
     options: Mapping[str, Any],
     more: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    earlier: EarlierData | None = None,
+    keep_values: bool = False,
 ) -> PreparedSource:
     """Prepares what a reader reads.
 
@@ -80,6 +83,8 @@ def prepare_data(
       options: all options by name, these included (`options.options_of`): an opened config is compared with them.
       more: what else the data shall tell of themselves (`PreparedSource.about`); JSON values.
       overwrite: replace prepared data of other content.
+      earlier: data whose statistics of dense columns hold for these too.
+      keep_values: whether each value of theirs keeps its row, and new ones get rows after these.
 
     Raises:
       DataError: the raw files are at fault, or `out` holds something else.
@@ -102,7 +107,7 @@ def prepare_data(
             return made
     try:
         with work_folder(out) as work:
-            _parse(reader, work, options, hashing, progress)
+            _parse(reader, work, options, hashing, progress, earlier is not None)
             about["files"] = dict(hashing.result())
             skipped = (collections.Counter(part.skipped) for part in work.parts)
             about["skipped"] = dict(sum(skipped, collections.Counter[str]()))
@@ -111,6 +116,12 @@ def prepare_data(
                 progress.note(f"on_error=skip left out malformed lines: {faults}")
             maps, folder = _count(reader, work, ids, progress)
             stats = DenseStats.total((part.dense for part in work.parts), len(reader.dense))
+            if earlier is not None:
+                stats = earlier.stats(reader.dense, stats)
+                if keep_values and isinstance(ids, Frequency):
+                    folder = work.path / "grown"
+                    earlier.grown(reader.features, maps, vocabulary_numbers(reader.features), folder)
+                    maps = load_maps(folder, ids, reader.features)
             by = DenseEncoder(dense, missing_indicators, stats)
             about |= describe_encoding(reader, ids, by, maps)
             files = {str(Path(VOCABULARY) / file.relative_to(folder)): file for file in folder.rglob("*.npy")}
@@ -189,8 +200,9 @@ def _parse(
     options: Mapping[str, Any],
     hashing: Future[Mapping[str, str]],
     progress: PrepareProgress,
+    may_miss: bool,
 ) -> None:
-    """Brings the work folder's parts to the end of the reader's chunks.
+    """Brings the work folder's parts to the end of the reader's chunks; with `may_miss` any feature may miss values.
 
     Work that is there already waits for the files' checksums, which tell whether it is of these files. New work does
     not: it can be taken up again from the moment on when they are known.
@@ -212,7 +224,7 @@ def _parse(
 
     def store(numbered: tuple[int, Chunk]) -> Part:
         index, chunk = numbered
-        check_chunk(chunk, reader)
+        check_chunk(chunk, reader, [feature.name for feature in reader.features] if may_miss else ())
         return work.write(index, code_chunk(chunk), chunk.skipped, chunk.done)
 
     start = len(work.parts)

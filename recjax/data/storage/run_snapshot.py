@@ -22,6 +22,19 @@ from recjax.data.storage.manifest import BLOCKS, MANIFEST, read_manifest
 from recjax.errors import DataError, TrainingError
 from recjax.utils.files import sha256
 
+DATA, SOURCES = "data", "sources"  # folders of a run folder
+
+
+def snapshot_of(run: Path, source: int) -> Path:
+    """The folder of what a run kept of its data: those that it began with (0), or a further source of them."""
+    return run / SOURCES / f"{source:05}" if source else run / DATA
+
+
+def newest_snapshot(run: Path) -> Path:
+    """The same of the last source that there is."""
+    numbers = [int(folder.name) for folder in (run / SOURCES).glob("[0-9]" * 5) if (folder / MANIFEST).is_file()]
+    return snapshot_of(run, max(numbers, default=0))
+
 
 def snapshot_data(source: BlockSource, out: Path) -> None:
     """Copies what describes prepared data to the folder `out`; nothing for data that are not on disk.

@@ -80,8 +80,11 @@ def use_checkpoint(
     step: int | Literal["newest"] | None,
     report: Callable[[str], None],
     use: Callable[[Restored], T],
+    option: str = "--step ",
 ) -> T | None:
     """Returns what `use` makes of the checkpoint that `open_run` would take; None if there is none at all.
+
+    `option` is what chooses another step, in the words of a note.
 
     Raises:
       TrainingError: none is intact, or there is none of that step.
@@ -96,7 +99,7 @@ def use_checkpoint(
         except TrainingError as error:
             report(f"validation chose step {best}: {error} The newest, of step {restored.step}, is used.")
             return use(restored)
-        report(f"this is step {best}, which validation chose; the newest is --step {restored.step}")
+        report(f"this is step {best}, which validation chose; the newest is {option}{restored.step}")
         return found
 
     return checkpoints.restore(step, use) if isinstance(step, int) else checkpoints.newest(report, chosen)
