@@ -43,7 +43,7 @@ from recjax.serving.manifest_form import PLATFORMS
 from recjax.serving.program import Held, input_shapes, make_program, serialise
 from recjax.tiers import records, row_cache, transfers
 from recjax.train import state as states
-from recjax.train.run.folder import DATA_SNAPSHOT
+from recjax.train.run.folder import data_snapshot
 from recjax.train.run.open_run import open_run
 from recjax.train.state import TrainState
 from recjax.train.table_specs import nearest_names, specs
@@ -83,7 +83,7 @@ def export(
     """
     run, out = located(run), expanded(out)
     _check(out, quantize, platforms, format, disk)
-    source = run_snapshot.open_snapshot(run / DATA_SNAPSHOT)
+    source = run_snapshot.open_snapshot(data_snapshot(run, step))
     trainer, state, step = open_run(run, overrides, (), step, log.info, source=source, trust_code=trust_code)
     kept = None if source is None else source.path
     sizes = write(trainer, state, step, out, quantize, platforms, kept, format, user, disk)

@@ -32,7 +32,7 @@ from recjax.train import state as states
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.run.folder import data_snapshot, require_run
 from recjax.train.run.open_run import use_checkpoint
-from recjax.train.start_dense import carry_dense
+from recjax.train.start_dense import Earlier, carry_dense
 from recjax.train.state import TrainState
 from recjax.train.table_specs import specs
 from recjax.train.trainer import Trainer
@@ -43,25 +43,6 @@ from recjax.utils.text import aligned
 
 _CHUNK = 1 << 16  # rows that are drawn at a time
 _LEAST = 256  # rows that are drawn at once: fewer are filled up, so that few shapes are compiled
-
-
-@dataclasses.dataclass(frozen=True)
-class Earlier:
-    """What is known of the checkpoint that a run starts from, beside its arrays.
-
-    Attributes:
-      name: of the run, for messages.
-      step: of the checkpoint.
-      source: what the run kept of its data; None: nothing, as of data that are drawn.
-      meta: what the checkpoint says of itself, see `progress.describe`.
-      same_run: whether the run that goes on is this one, which counts its steps on.
-    """
-
-    name: str
-    step: int
-    source: BlockSource | None
-    meta: Mapping[str, Any]
-    same_run: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +96,7 @@ def match_rows(name: str, then: RowValues | None, then_rows: int, now: RowValues
     if then.rule != now.rule:
         raise ConfigError(
             f"the rows of feature {name!r} stood for other values: for {then.rule} there, for {now.rule} here. Store "
-            "and prepare the column as there (data.columns, data.ids), or give it another name: then it starts anew."
+            "and prepare the column as there (data.columns, data.ids), or give it another name, to start with new rows."
         )
     if then.first + len(then.values) > then_rows:
         raise ConfigError(
@@ -131,7 +112,7 @@ def match_rows(name: str, then: RowValues | None, then_rows: int, now: RowValues
 
 
 def _places(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Where each wanted value stands among `values`, which are distinct; -1: nowhere. int64."""
+    """Places of wanted values among `values`, which are distinct: int64, -1 of a value that is not there."""
     places = np.full(len(wanted), -1, np.int64)
     if not len(values) or not len(wanted):
         return places
@@ -227,7 +208,7 @@ class _Loaded:
 
 
 def _new(trainer: Trainer, spec: TableSpec) -> dict[str, LazyArray]:
-    """A table as it starts anew."""
+    """A table of new rows."""
     return _carried(trainer, spec, RowMatch(np.full(spec.rows, -1, np.int32), 0), {}, _Loaded())
 
 
@@ -310,18 +291,18 @@ def _labels(source: BlockSource) -> str | None:
 
 
 def to_text(about: Mapping[str, Any]) -> str:
-    """What `carry` tells, as a table for a person."""
+    """Formats what `carry` tells as a table for a person."""
     lines = [["table", "rows", "reused", "new", "gone", "optimizer state"]]
     for name, entry in about["tables"].items():
         numbers = [f"{entry[key]:,}" for key in ("rows", "reused", "new", "gone")]
-        lines.append([name, *numbers, "carried" if entry["slots"] else "new"])
+        lines.append([name, *numbers, "carried" if entry["slots"] else "fresh"])
     dense = about["dense"]
     text = [f"starting from {about['from']}, step {about['step']}:", *aligned(lines)]
     if about["left"]:
         text.append(f"tables that have no place here: {', '.join(about['left'])}")
     columns = [f"{word} {', '.join(dense[word])}" for word in ("new", "gone") if dense[word]]
     inputs = f"; inputs that are {'; '.join(columns)}" if columns else ""
-    state = "carried" if dense["optimizer"] else "new"
+    state = "carried" if dense["optimizer"] else "fresh"
     text.append(f"dense part: {dense['carried']} of {dense['arrays']} arrays{inputs}; optimizer state {state}")
     return "\n".join(text)
 
@@ -354,7 +335,7 @@ def start_from(trainer: Trainer, folder: Path) -> tuple[TrainState, dict[str, An
         )
 
     def use(restored: Restored) -> tuple[TrainState, dict[str, Any]]:
-        earlier = Earlier(str(run), restored.step, open_snapshot(data_snapshot(run)), restored.meta)
+        earlier = Earlier(str(run), restored.step, open_snapshot(data_snapshot(run, restored.step)), restored.meta)
         arrays, about = carry(trainer, earlier, restored.arrays, train.init_slots)
         return trainer.restore(arrays, 0), about
 

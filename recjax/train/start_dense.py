@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
+from recjax.data.source import BlockSource
 from recjax.errors import ConfigError
 from recjax.models.layers import LINEAR
 from recjax.train import state as states
@@ -24,10 +25,26 @@ from recjax.train.tasks import outputs_for
 from recjax.train.trainer import Trainer
 from recjax.utils.lazy_arrays import as_lazy
 
-if TYPE_CHECKING:
-    from recjax.train.start import Earlier
-
 _PROBE = "\0probe"  # name of a feature that no data have
+
+
+@dataclasses.dataclass(frozen=True)
+class Earlier:
+    """Facts about the checkpoint that a run starts from, beside its arrays.
+
+    Attributes:
+      name: of the run, for messages.
+      step: of the checkpoint.
+      source: what the run kept of its data; None: nothing, as of data that are drawn.
+      meta: what the checkpoint says of itself, see `progress.describe`.
+      same_run: whether the run that goes on is this one, which counts its steps on.
+    """
+
+    name: str
+    step: int
+    source: BlockSource | None
+    meta: Mapping[str, Any]
+    same_run: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +174,7 @@ def _inputs(trainer: Trainer) -> _Inputs:
 
 
 def _inputs_then(trainer: Trainer, earlier: Earlier) -> _Inputs | None:
-    """What the model of the earlier run saw; None where its data are not known."""
+    """Inputs of the model of the earlier run; None where its data are not known."""
     if earlier.source is None:
         return None
     schema, tables = earlier.source.schema, earlier.meta["tables"]

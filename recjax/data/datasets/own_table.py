@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -12,6 +14,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from recjax.data.arrow import labels, proposals, roles, row_filter, scan, splits
 from recjax.data.arrow.label import Label
+from recjax.data.arrow.labelled import LabelledReader
 from recjax.data.arrow.reader import TableReader
 from recjax.data.arrow.scan import TableFile
 from recjax.data.arrow.splitter import Choices
@@ -20,8 +23,11 @@ from recjax.data.arrow.wording import Wording
 from recjax.data.datasets.options import cache_key, cached, open_as, options_of, prepare_as, prepare_command
 from recjax.data.prepare.dense_columns import DenseTransform
 from recjax.data.prepare.earlier import EarlierData, open_earlier
+from recjax.data.prepare.encoder import options_of_ids
 from recjax.data.prepare.ids import Frequency, Hash, Modulo
+from recjax.data.prepare.prepare import prepare_data
 from recjax.data.storage.blocks import PreparedSource, open_prepared
+from recjax.data.storage.manifest import FORMAT
 from recjax.data.storage.remote import cache_folder
 from recjax.data.text.source_files import sha256
 from recjax.errors import ConfigError, DataError, TrainingError
@@ -272,6 +278,47 @@ def prepare_object(
 def _files(config: Table, source: str | os.PathLike[str]) -> dict[str, list[TableFile]]:
     places = {"train": source} | {split: getattr(config, split) for split in config.apart}
     return {split: scan.find(place, config.delimiter, config.encoding) for split, place in places.items()}
+
+
+def prepare_further(source: str | os.PathLike[str], earlier: EarlierData) -> PreparedSource:
+    """Prepares rows that a run goes on with, in the cache: all as training rows, by the columns that it was trained on.
+
+    Values that the run knows keep their rows, and new ones get rows after these.
+
+    Args:
+      source: as `Table.from_`.
+      earlier: the data that the run was trained on last, of a table of one's own.
+
+    Raises:
+      ConfigError: a format that is not known.
+      DataError: the files are at fault.
+      TrainingError: the cache folder cannot be written.
+    """
+    files, about = further_files(source, earlier), earlier.source.about
+    digest = hashlib.sha256(json.dumps([_VERSION, FORMAT, earlier.sha256, [sha256(f.path) for f in files]]).encode())
+    folder = cache_folder() / f"more-{_stem(os.fspath(source))}-{digest.hexdigest()[:16]}"
+    with contextlib.ExitStack() as stack:
+        if (there := cached(folder, Table.kind)) is None:
+            _wait(folder, stack)
+            there = cached(folder, Table.kind)
+        return there or prepare_data(
+            LabelledReader(files, earlier.source),
+            folder,
+            ids=options_of_ids(about["encoder"]["ids"]),
+            dense=earlier.encoder.by.transform,
+            missing_indicators=earlier.encoder.by.indicators,
+            options=about["options"],
+            more={"table": earlier.table},
+            overwrite=True,
+            earlier=earlier,
+            keep_values=True,
+        )
+
+
+def further_files(source: str | os.PathLike[str], earlier: EarlierData) -> list[TableFile]:
+    """The files of such rows, in the delimiter and encoding of those that the run was trained on."""
+    options = earlier.source.about.get("options", {})
+    return scan.find(source, options.get("delimiter", ""), options.get("encoding", scan.UTF_8))
 
 
 def _stem(source: str) -> str:

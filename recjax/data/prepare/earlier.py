@@ -1,4 +1,4 @@
-"""What data go on from: vocabularies and statistics of data that were prepared before, such as yesterday's."""
+"""Vocabularies and statistics of data that were prepared before, such as yesterday's, for data that go on from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 from recjax.data.arrow import roles
 from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.prepare.chunk import RawFeature
-from recjax.data.prepare.dense_columns import DenseStats, Transform
+from recjax.data.prepare.dense_columns import DenseStats
 from recjax.data.prepare.encoder import Encoder, open_encoder
 from recjax.data.prepare.ids import IdMap, VocabularyMap
 from recjax.data.storage.blocks import PreparedSource, open_prepared
@@ -41,7 +41,7 @@ class EarlierData:
 
     @property
     def table(self) -> dict[str, Any]:
-        """What they say of themselves as a table of one's own."""
+        """Facts that they tell of themselves as a table of one's own."""
         described: dict[str, Any] = self.source.about.get("table", {})
         return described
 
@@ -129,9 +129,3 @@ def open_earlier(path: str | os.PathLike[str], title: str) -> EarlierData:
             f"again: {prepare_again(source.path, source.name)} --overwrite"
         ) from None
     return EarlierData(source, open_encoder(source.path), specs)
-
-
-def transform_of(earlier: EarlierData) -> tuple[Transform, bool]:
-    """The transform of the dense columns, and whether columns tell of missing values."""
-    by = earlier.encoder.by
-    return by.transform, by.indicators

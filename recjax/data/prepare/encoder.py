@@ -181,7 +181,7 @@ def _opened(path: str | os.PathLike[str], name: str, raw: Mapping[str, Any], lab
             f"Prepare them again: recjax data prepare {name} --from PATH --out {path} --overwrite"
         )
     features = [RawFeature(**feature) for feature in raw["features"]]
-    ids = _options(raw["ids"])
+    ids = options_of_ids(raw["ids"])
     folder = Path(path) / VOCABULARY
     try:
         maps = load_maps(folder, ids, features)
@@ -193,7 +193,8 @@ def _opened(path: str | os.PathLike[str], name: str, raw: Mapping[str, Any], lab
     return Encoder(name, features, raw["dense"], maps, DenseEncoder.from_json(raw), labels)
 
 
-def _options(raw: Mapping[str, Any]) -> IdOptions:
+def options_of_ids(raw: Mapping[str, Any]) -> IdOptions:
+    """The options of ids, from what `describe` says of them; KeyError or TypeError where that makes no sense."""
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items() if key != "kind"}
     kinds: dict[str, Callable[..., IdOptions]] = {kind.kind: kind for kind in (Frequency, Hash, Modulo)}
     return kinds[raw["kind"]](**fields)

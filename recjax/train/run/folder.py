@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from recjax import settings
 from recjax.config import trusted_code
@@ -21,6 +21,8 @@ from recjax.embedding.plan import is_file, self_contained
 from recjax.errors import ConfigError, RecjaxError, TrainingError
 from recjax.settings.values import written
 from recjax.train import planned, products
+from recjax.train.checkpoint.checkpoints import Checkpoints
+from recjax.train.progress import source_number
 from recjax.train.run import code_of_run, sources
 from recjax.train.run.code_of_run import CodeCopy
 from recjax.train.trainer import Trainer
@@ -303,9 +305,19 @@ def require_run(path: Path) -> None:
     _read(path)
 
 
-def data_snapshot(run: Path) -> Path:
-    """The folder of what a run kept of its data, see `recjax.data.storage.run_snapshot`; it need not be there."""
-    return run / DATA_SNAPSHOT
+def data_snapshot(run: Path, step: int | Literal["newest"] | None = None) -> Path:
+    """The folder of what a run kept of its data, see `recjax.data.storage.run_snapshot`; it need not be there.
+
+    Of a run that has gone on with further data it is that of those which the checkpoint of `step` was trained on last;
+    None takes the one that validation chose, or else the newest.
+    """
+    with Checkpoints(run / "checkpoints", keep=2) as checkpoints:
+        metas = checkpoints.metas()
+    newest = max(metas, default=0)
+    chosen = step if isinstance(step, int) else None
+    if step is None and isinstance(cursor := metas.get(newest, {}).get("cursor"), Mapping):
+        chosen = cursor.get("best_step")
+    return run_snapshot.snapshot_of(run, source_number(metas.get(chosen if chosen in metas else newest, {})))
 
 
 def holds_code_of(path: Path, config: RunConfig) -> bool:
