@@ -19,7 +19,7 @@ from recjax.errors import ConfigError, TrainingError
 from recjax.parallel import distributed, waiting, watchdog
 from recjax.parallel.mesh import left_aside
 from recjax.parallel.stopping import asked_to_stop
-from recjax.serving.labelled_rows import with_rows
+from recjax.serving.labelled_rows import WithRows, with_rows
 from recjax.serving.table_rows import take_encoding
 from recjax.settings.from_python import require_config
 from recjax.tiers.report import in_short
@@ -29,7 +29,7 @@ from recjax.train.build import build_trainer, remarks
 from recjax.train.callbacks import Evaluate, SaveCheckpoint
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.loop import Outcome, fit
-from recjax.train.metrics import calibration
+from recjax.train.metrics import calibration, drift
 from recjax.train.progress import TrainProgress, describe, resume, source_number
 from recjax.train.run import more
 from recjax.train.run.curves import draw_curves
@@ -118,6 +118,7 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
         if host.ids:
             summary["ids"] = ids
         if main:
+            drift.record_profile(folder.path, trainer.source)
             if not outcome.steps:  # nothing was left to train: the figures of the training stay
                 summary |= figures(folder.path / "summary.json")
             write_json(folder.path / "summary.json", summary)
@@ -174,6 +175,7 @@ def go_on(run: Path | str, data: str, overrides: Sequence[str] = (), *, trust_co
         if not main:
             return {}
         summary = more.summarise_sources(trainer, outcome, path, time.monotonic() - began)
+        drift.record_profile(path, further.source)
         write_json(path / "summary.json", summary)
     return html.Shown(summary)
 
@@ -287,8 +289,12 @@ def evaluate(
         trainer, state, step = of_run
         details = details or evaluation.Details()
         reports = {split: evaluation.report(trainer, state, split, details) for split in splits}
-    if rows is not None:  # the picture in the run folder is of the run's own data
-        return html.Shown({"step": step, "split": "input", **reports[splits[0]]})
+    if isinstance(source, WithRows):  # the picture in the run folder is of the run's own data
+        result = reports[splits[0]]
+        then = drift.calibration_of(folder / "summary.json")
+        features = drift.compare(drift.read_profile(folder), source, splits[0], source.missing)
+        moved = {"features": features, "calibration": result.get("calibration"), "calibration_then": then}
+        return html.Shown({"step": step, "split": "input", **result, "drift": moved})
     try:
         if distributed.is_main():
             drawn = evaluation.curves(reports)

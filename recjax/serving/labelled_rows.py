@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from recjax.data.arrow import scan
 from recjax.data.arrow.labelled import LabelledReader
 from recjax.data.arrow.spool import is_table, spool
 from recjax.data.batch import Batch
+from recjax.data.prepare.chunk import Chunk, Coded
 from recjax.data.prepare.encoder import Encoder, open_encoder
 from recjax.data.source import BLOCK_ROWS, between
 from recjax.data.storage import run_snapshot
@@ -28,12 +30,16 @@ _SPLIT = "test"
 
 
 class WithRows(PreparedSource):
-    """Data that a run kept, with other rows as the test split."""
+    """Data that a run kept, with other rows as the test split.
 
-    def __init__(self, kept: PreparedSource, rows: PreparedSource) -> None:
+    Attributes:
+      missing: column -> share of the rows that lack its value; of jagged ones, of their entries.
+    """
+
+    def __init__(self, kept: PreparedSource, rows: PreparedSource, missing: Mapping[str, float]) -> None:
         """`rows` has the test split."""
         super().__init__(kept.path, kept.manifest)
-        self._rows = rows
+        self._rows, self.missing = rows, missing
 
     def row_counts(self, split: str) -> np.ndarray:
         """See `PreparedSource`."""
@@ -73,16 +79,43 @@ def with_rows(kept: Path, given: Any, encoding: str = "") -> Iterator[WithRows]:
             files = [spool(given, folder / "rows.arrow", "the table")]
         else:
             raise ConfigError(f"evaluate needs a table or the path of a file as input, not {short(given)}.")
-        blocks = _blocks(LabelledReader(files, source), open_encoder(source.path))
+        lacking, reader = _Missing(), LabelledReader(files, source)
+        blocks = _blocks(reader, open_encoder(source.path), lacking)
         made = write_prepared(folder / "rows", source.name, source.schema, {_SPLIT: blocks}, {})
         if not made.row_counts(_SPLIT).sum():
             raise DataError(f"{files[0]} has no rows to evaluate. Give a table with rows.")
-        yield WithRows(source, open_prepared(made.path))
+        yield WithRows(source, open_prepared(made.path), lacking.shares())
 
 
-def _blocks(reader: LabelledReader, encoder: Encoder) -> Iterator[Batch]:
-    """The rows of files, encoded."""
+class _Missing:
+    """Counts missing values."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._totals: collections.Counter[str] = collections.Counter()
+
+    def add(self, chunk: Chunk, dense: Sequence[str]) -> None:
+        """Takes in rows whose dense columns have these names."""
+        marks = {name: np.isnan(chunk.dense[:, number]) for number, name in enumerate(dense)}
+        for name, column in chunk.columns.items():
+            if isinstance(column, Coded):
+                marks[name] = column.codes == len(column.values)
+            else:
+                marks[name] = np.zeros(len(column.keys), bool) if column.missing is None else column.missing
+        for name, of_column in marks.items():
+            self._counts[name] += int(of_column.sum())
+            self._totals[name] += len(of_column)
+
+    def shares(self) -> dict[str, float]:
+        """Column -> share of its values that are missing."""
+        return {name: self._counts[name] / total for name, total in self._totals.items() if total}
+
+
+def _blocks(reader: LabelledReader, encoder: Encoder, missing: _Missing) -> Iterator[Batch]:
+    """The rows of files, encoded; `missing` counts values that they lack."""
     for chunk in reader.chunks(0):
+        missing.add(chunk, reader.dense)
         whole = encoder.encode(chunk)
         for start in range(0, whole.size, BLOCK_ROWS):
             yield between(whole, start, min(start + BLOCK_ROWS, whole.size))

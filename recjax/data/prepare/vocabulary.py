@@ -61,6 +61,11 @@ class Vocabulary:
         return len(self._sorted) + self._first_row
 
     @property
+    def first_row(self) -> int:
+        """The row of the first value."""
+        return self._first_row
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the values: integers, or text (S or U)."""
         return self._sorted.dtype
