@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -164,7 +165,8 @@ def go_on(run: Path | str, data: str, overrides: Sequence[str] = (), *, trust_co
             log = StepLog(trainer, file, stop)
             try:
                 if first:
-                    result = evaluation.measure(trainer, state, "train", stop)
+                    unseen = dataclasses.replace(trainer, source=further.ahead)
+                    result = evaluation.measure(unseen, state, "train", stop)
                     line = evaluation.as_line(progress.step, more.AHEAD, result)
                     file.write({**line, **more.about(further)})
                 outcome = fit(trainer, state, progress, log, (SaveCheckpoint(trainer, checkpoints, log),), stop)

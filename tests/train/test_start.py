@@ -186,7 +186,7 @@ class TestRuns:
         ({}, ("train.init_step=newest",), "init_step is newest, but init_from names no run"),
         ({}, ("train.init_from={run}", "embedding.dim=4", "model.bottom=12-4"), "have 8 values in {run}, and 4 here"),
         ({}, ("train.init_from={run}", "model.top=20-1"), "{run} has another dense part: 'top.layers.0"),
-        ({}, ("train.init_from={run}", "model.top=16-8-1"), "{run} has another dense part: it has no 'top.layers.2"),
+        ({}, ("train.init_from={run}", "model.top=16-8-1"), "'top.layers.1.bias.value' has shape [1] there, [8] here"),
         ({}, ("train.init_from={run}", "data.ids=hash", "data.ids.rows=100"), "stood for other values: for text there"),
         ({"prefix": "4"}, ("train.init_from={run}",), "stood for other values: for text there, for integer here"),
         (

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from recjax.data.batch import ANY_ID, Batch, Schema
 from recjax.data.datasets.own_table import further_files, prepare_further
 from recjax.data.prepare.earlier import EarlierData, open_earlier
 from recjax.data.row_values import row_values
@@ -41,6 +42,29 @@ _FACTS = ("step", "source", "data", "new_values")  # in such a line, beside the 
 AHEAD = "ahead"  # split of the line of metrics.jsonl that measures a source before it is trained on
 
 
+class _AsKnown(PreparedSource):
+    """Further data as a run sees them that has not gone on with them: values that it does not know have row 0."""
+
+    def __init__(self, further: PreparedSource, schema: Schema) -> None:
+        """The data, and the schema of those before them, whose tables have fewer rows."""
+        super().__init__(further.path, further.manifest)
+        self._further, self._rows = further, {feature.name: feature.rows for feature in schema.features}
+
+    def row_counts(self, split: str) -> np.ndarray:
+        """See `PreparedSource`."""
+        return self._further.row_counts(split)
+
+    def read(self, split: str, index: int) -> Batch:
+        """See `PreparedSource`."""
+        block = self._further.read(split, index)
+        bags = dict(block.bags)
+        for name, rows in self._rows.items():
+            if rows != ANY_ID:
+                ids = bags[name].ids
+                bags[name] = dataclasses.replace(bags[name], ids=np.where(ids < rows, ids, 0).astype(ids.dtype))
+        return dataclasses.replace(block, bags=bags)
+
+
 @dataclasses.dataclass(frozen=True)
 class Further:
     """Data that a run goes on with.
@@ -49,6 +73,7 @@ class Further:
       number: which further data of the run these are, from 1.
       name: of the data, as they were given.
       source: the data.
+      ahead: the same, as the run sees them before it has rows for their new values.
       begun: steps of the checkpoints that there are of them, ascending; (): the run has not begun with them.
       new_values: rows that tables get for values that the run did not know.
       first_rows: training rows of the data that the run began with, which its settings are for.
@@ -57,6 +82,7 @@ class Further:
     number: int
     name: str
     source: PreparedSource
+    ahead: PreparedSource
     begun: tuple[int, ...]
     new_values: int
     first_rows: int
@@ -111,7 +137,8 @@ def open_further(run: Path, data: str, checkpoints: Checkpoints) -> Further:
     _refuse_other_rows(source, earlier, data)
     begun = tuple(step for step, of_step in numbers.items() if of_step == number)
     rows = [sum(feature.rows for feature in of.schema.features) for of in (earlier.source, source)]
-    return Further(number, data, source, begun, rows[1] - rows[0], int(first.row_counts("train").sum()))
+    ahead = _AsKnown(source, earlier.source.schema)
+    return Further(number, data, source, ahead, begun, rows[1] - rows[0], int(first.row_counts("train").sum()))
 
 
 def _ended(run: Path, step: int, cursor: Mapping[str, Any], source: int) -> bool:
