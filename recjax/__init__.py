@@ -168,7 +168,7 @@ def go_on(
     for name, value in (("run", run), ("data", data)):
         if not isinstance(value, (str, Path)):
             raise ConfigError(f"go_on needs a path as {name}, not {short(value)}.")
-    return main.go_on(run, str(data), texts(*overrides, **settings), trust_code=trust_code)
+    return main.train_further(run, str(data), texts(*overrides, **settings), trust_code=trust_code)
 
 
 def evaluate(

@@ -15,6 +15,7 @@ from recjax import settings
 from recjax.config import presets
 from recjax.config.run import FREE_ON_RESUME, RunConfig
 from recjax.data.baselines import references
+from recjax.data.storage.blocks import PreparedSource
 from recjax.data.storage.run_snapshot import refuse_other_values
 from recjax.errors import ConfigError, TrainingError
 from recjax.parallel import distributed, waiting, watchdog
@@ -119,7 +120,8 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
         if host.ids:
             summary["ids"] = ids
         if main:
-            drift.record_profile(folder.path, trainer.source)
+            if isinstance(trainer.source, PreparedSource):  # data that are drawn do not drift
+                drift.record_profile(folder.path, trainer.source)
             if not outcome.steps:  # nothing was left to train: the figures of the training stay
                 summary |= figures(folder.path / "summary.json")
             write_json(folder.path / "summary.json", summary)
@@ -128,7 +130,9 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
     return html.Shown(summary)
 
 
-def go_on(run: Path | str, data: str, overrides: Sequence[str] = (), *, trust_code: bool = False) -> dict[str, Any]:
+def train_further(
+    run: Path | str, data: str, overrides: Sequence[str] = (), *, trust_code: bool = False
+) -> dict[str, Any]:
     """Goes on with a run on further data: measures them first, then trains on them.
 
     Arguments and result are those of `recjax.go_on`; overrides are texts.
@@ -294,7 +298,7 @@ def evaluate(
     if isinstance(source, WithRows):  # the picture in the run folder is of the run's own data
         result = reports[splits[0]]
         then = drift.calibration_of(folder / "summary.json")
-        features = drift.compare(drift.read_profile(folder), source, splits[0], source.missing)
+        features = drift.measure_drift(drift.read_profile(folder), source, splits[0], source.missing)
         moved = {"features": features, "calibration": result.get("calibration"), "calibration_then": then}
         return html.Shown({"step": step, "split": "input", **result, "drift": moved})
     try:

@@ -23,7 +23,7 @@ def train(options: argparse.Namespace) -> None:
     from recjax.train.run.summary import results
 
     if options.more is not None:
-        go_on(options)
+        _go_on(options)
         return
     if options.trust_code:
         raise ConfigError("--trust-code is for a run folder, which --more goes on with. A preset that you name is run.")
@@ -36,7 +36,7 @@ def train(options: argparse.Namespace) -> None:
     write_result(options, {"out": str(out), **summary}, lambda: f"{results(summary)}\n\ncurves: {out}/curves.png")
 
 
-def go_on(options: argparse.Namespace) -> None:
+def _go_on(options: argparse.Namespace) -> None:
     """Goes on with a run on further data."""
     from recjax import main as runs
     from recjax.train.run import more
@@ -48,7 +48,7 @@ def go_on(options: argparse.Namespace) -> None:
             "train.init_from=RUN starts another run from this one."
         )
     run = expanded(options.preset)
-    summary = runs.go_on(run, options.more, options.overrides, trust_code=options.trust_code)
+    summary = runs.train_further(run, options.more, options.overrides, trust_code=options.trust_code)
     write_result(options, {"out": str(run), **summary}, lambda: more.to_text(summary))
 
 

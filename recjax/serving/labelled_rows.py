@@ -36,9 +36,9 @@ class WithRows(PreparedSource):
       missing: column -> share of the rows that lack its value; of jagged ones, of their entries.
     """
 
-    def __init__(self, kept: PreparedSource, rows: PreparedSource, missing: Mapping[str, float]) -> None:
+    def __init__(self, trained: PreparedSource, rows: PreparedSource, missing: Mapping[str, float]) -> None:
         """`rows` has the test split."""
-        super().__init__(kept.path, kept.manifest)
+        super().__init__(trained.path, trained.manifest)
         self._rows, self.missing = rows, missing
 
     def row_counts(self, split: str) -> np.ndarray:

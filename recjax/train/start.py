@@ -177,7 +177,7 @@ def carry(trainer: Trainer, earlier: Earlier, arrays: dict[str, Any], slots: boo
             )
         feature = spec.name if spec.name in now or spec.name in then else spec.name.removesuffix(LINEAR)
         match = match_rows(feature, then.get(feature), rows, now.get(feature), spec.rows)
-        kind = earlier.meta["tables"][spec.name]["optimizer"]
+        kind = earlier.tables.get(spec.name, {}).get("optimizer")
         # Adam counts the run's steps: state of many of them would be taken for that of the first.
         fits = spec.optimizer.kind == kind and (earlier.same_run or not isinstance(spec.optimizer, Adam))
         taken = before[spec.name] if slots and fits else {"rows": before[spec.name]["rows"]}
@@ -252,7 +252,7 @@ def _carried(
 
         return LazyArray(shape, dtype, read, block_of(shape, dtype))
 
-    return {name: lazy(name, *shape) for name, shape in shapes.items()}
+    return {name: lazy(name, tail, dtype) for name, (tail, dtype) in shapes.items()}
 
 
 def _initial(seed: int, spec: TableSpec, name: str, rows: np.ndarray, tail: tuple[int, ...]) -> np.ndarray:
@@ -335,7 +335,7 @@ def start_from(trainer: Trainer, folder: Path) -> tuple[TrainState, dict[str, An
         )
 
     def use(restored: Restored) -> tuple[TrainState, dict[str, Any]]:
-        earlier = Earlier(str(run), restored.step, open_snapshot(data_snapshot(run, restored.step)), restored.meta)
+        earlier = Earlier.of(str(run), restored, open_snapshot(data_snapshot(run, restored.step)))
         arrays, about = carry(trainer, earlier, restored.arrays, train.init_slots)
         return trainer.restore(arrays, 0), about
 

@@ -16,9 +16,10 @@ import numpy as np
 from flax import nnx
 
 from recjax.data.source import BlockSource
-from recjax.errors import ConfigError
+from recjax.errors import ConfigError, TrainingError
 from recjax.models.layers import LINEAR
 from recjax.train import state as states
+from recjax.train.checkpoint.checkpoints import Restored
 from recjax.train.module import parameters
 from recjax.train.table_specs import dims, specs
 from recjax.train.tasks import outputs_for
@@ -36,15 +37,32 @@ class Earlier:
       name: of the run, for messages.
       step: of the checkpoint.
       source: what the run kept of its data; None: nothing, as of data that are drawn.
-      meta: what the checkpoint says of itself, see `progress.describe`.
+      tables: what the checkpoint says of each table, see `progress.describe`: "dim" and "optimizer" at the least.
       same_run: whether the run that goes on is this one, which counts its steps on.
     """
 
     name: str
     step: int
     source: BlockSource | None
-    meta: Mapping[str, Any]
+    tables: Mapping[str, Mapping[str, Any]]
     same_run: bool = False
+
+    @classmethod
+    def of(cls, name: str, restored: Restored, source: BlockSource | None, same_run: bool = False) -> Earlier:
+        """Facts about a restored checkpoint.
+
+        Raises:
+          TrainingError: it does not say of its tables what it should.
+        """
+        tables = restored.meta.get("tables")
+        entries = list(tables.values()) if isinstance(tables, Mapping) else [None]
+        for entry in entries:
+            if not isinstance(entry, Mapping) or type(entry.get("dim")) is not int or "optimizer" not in entry:
+                raise TrainingError(
+                    f"checkpoint {restored.step} of {name} does not say what its tables are. Choose another step "
+                    "(train.init_step), or restore that run folder from a copy."
+                )
+        return cls(name, restored.step, source, dict(tables or {}), same_run)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,19 +157,26 @@ def _carried(
         if before.shape != fresh.shape:
             raise _other_model(earlier, f"{name!r} has shape {list(before.shape)} there, {list(fresh.shape)} here")
         return before.astype(fresh.dtype)
-    out, to, source = fresh.copy(), [], []
+    taken, known, new_inputs, old_outputs = before, np.True_, np.False_, np.True_
     for axis, size in enumerate(fresh.shape):
         there, here = (_entries(of, axes.get(axis), n) for of, n in ((then, before.shape[axis]), (now, size)))
-        if len(there) != before.shape[axis] or len(here) != size or len(set(there) - set(here)) == len(there):
+        if len(there) != before.shape[axis] or len(here) != size:
             raise _other_model(earlier, f"{name!r} has shape {list(before.shape)} there, {list(fresh.shape)} here")
-        at = {entry: number for number, entry in enumerate(there)}
-        to.append([number for number, entry in enumerate(here) if entry in at])
-        source.append([at[entry] for entry in here if entry in at])
-    if zero and not name.split(".")[-2 if name.endswith(".value") else -1] == "bias":
-        new = sorted(set(range(fresh.shape[0])) - set(to[0]))
-        out[np.ix_(new, *to[1:])] = 0
-    out[np.ix_(*to)] = before[np.ix_(*source)].astype(fresh.dtype)
-    return out
+        number = {entry: at for at, entry in enumerate(there)}
+        places = np.array([number.get(entry, -1) for entry in here], np.int64)
+        if not len(there):  # NumPy takes nothing from nothing, whatever is asked of it
+            taken = np.zeros([1 if at == axis else n for at, n in enumerate(taken.shape)], taken.dtype)
+        taken = np.take(taken, np.maximum(places, 0), axis=axis)
+        both = (places >= 0).reshape([-1 if at == axis else 1 for at in range(fresh.ndim)])
+        known = known & both
+        if axis == 0:
+            new_inputs = ~both
+        else:
+            old_outputs = old_outputs & both
+    merged = np.where(known, taken.astype(fresh.dtype), fresh)
+    if zero and not name.removesuffix(".value").endswith("bias"):
+        merged = np.where(new_inputs & old_outputs, np.zeros((), fresh.dtype), merged)
+    return merged
 
 
 def _entries(inputs: _Inputs, kind: str | None, size: int) -> list[str]:
@@ -169,7 +194,8 @@ def _other_model(earlier: Earlier, what: str) -> ConfigError:
 
 def _inputs(trainer: Trainer) -> _Inputs:
     schema = trainer.source.schema
-    lookups = dims(*specs(trainer.config, schema))
+    tables, features = specs(trainer.config, schema)
+    lookups = dims(tables, features)
     return _Inputs(schema.dense, lookups, _input_names(trainer.config.model, schema.dense, lookups))
 
 
@@ -177,8 +203,8 @@ def _inputs_then(trainer: Trainer, earlier: Earlier) -> _Inputs | None:
     """Inputs of the model of the earlier run; None where its data are not known."""
     if earlier.source is None:
         return None
-    schema, tables = earlier.source.schema, earlier.meta["tables"]
-    widths = {name: int(entry["dim"]) for name, entry in tables.items()}
+    schema, tables = earlier.source.schema, earlier.tables
+    widths = {name: entry["dim"] for name, entry in tables.items()}
     shared = next((width for name, width in widths.items() if not name.endswith(LINEAR)), 1)
     lookups = {feature.name: widths.get(feature.name, shared) for feature in schema.features}
     if getattr(trainer.config.model, "first_order", False):

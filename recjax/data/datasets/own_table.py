@@ -215,12 +215,12 @@ def _columns_as_then(config: Table, earlier: EarlierData, names: Sequence[str]) 
       earlier: those data.
       names: of the columns that there are.
     """
-    auto, asked = roles.parse(config.columns)
+    auto, requests = roles.parse(config.columns)
     if not auto:
         return config.columns
     several = labels.parse(config.label)
     of_labels = (items.unquote(config.label),) if several is None else several.columns
-    taken = {*asked, config.time, config.group, config.split_column, *of_labels}
+    taken = {*requests, config.time, config.group, config.split_column, *of_labels}
     crosses = {spec.name: spec.sources for spec in earlier.specs if spec.role == "cross"}
     then = roles.texts_of(earlier.specs)
     skipped = {name: roles.column_text(name, "skip") for name in earlier.table.get("names", ()) if name not in then}

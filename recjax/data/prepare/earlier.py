@@ -114,13 +114,13 @@ def open_earlier(path: str | os.PathLike[str], title: str) -> EarlierData:
       DataError: there are none, they are damaged, or do not say how raw rows become ids.
     """
     folder = Path(path)
-    kept = newest_snapshot(folder)
-    if not (folder / MANIFEST).exists() and not (kept / MANIFEST).exists():
+    snapshot = newest_snapshot(folder)
+    if not (folder / MANIFEST).exists() and not (snapshot / MANIFEST).exists():
         raise DataError(
             f"{title}={path} is neither a run folder that keeps what its data mean nor a folder of prepared data. Name "
             "a run on a table of your own, or what `recjax data prepare` wrote."
         )
-    source = open_prepared(folder if (folder / MANIFEST).exists() else kept).verify()
+    source = open_prepared(folder if (folder / MANIFEST).exists() else snapshot).verify()
     try:
         specs = tuple(roles.from_json(source.about["table"])) if "table" in source.about else ()
     except (KeyError, TypeError, AttributeError, ValueError):

@@ -29,7 +29,7 @@ _BINS = 10  # of a feature beside those of unknown and missing values
 _BLOCKS = 64  # that are looked at, evenly spread over the split
 
 
-def profile(source: BlockSource, split: str = "train") -> dict[str, Any]:
+def profile_values(source: BlockSource, split: str = "train") -> dict[str, Any]:
     """The values of a split: bins of about as many values each, and how many are in each of them.
 
     Returns:
@@ -95,17 +95,16 @@ def stability(then: Sequence[int], now: Sequence[int]) -> float:
 
 
 def record_profile(run: Path, source: BlockSource) -> None:
-    """Writes the profile of the training split into a run folder; nothing of data that are drawn, which do not drift.
+    """Writes the profile of the training split into a run folder.
 
     Raises:
       TrainingError: no permission, no space.
     """
-    if isinstance(source, PreparedSource):
-        write_json(run / FILE, profile(source))
+    write_json(run / FILE, profile_values(source))
 
 
 def read_profile(run: Path) -> dict[str, Any] | None:
-    """What `profile` gave when a run trained, from its folder; None of a run that wrote none.
+    """Reads what `profile_values` gave when a run trained, from its folder; None of a run that wrote none.
 
     Raises:
       TrainingError: it is damaged.
@@ -114,23 +113,23 @@ def read_profile(run: Path) -> dict[str, Any] | None:
     try:
         if not file.exists():
             return None
-        found = strict_json.parse(file.read_bytes())
+        stored = strict_json.parse(file.read_bytes())
         for part in ("ids", "dense"):
-            for entry in found[part].values():
+            for entry in stored[part].values():
                 edges, counts = np.array(entry["edges"], np.float64), np.array(entry["counts"], np.int64)
                 if len(counts) != len(edges) + 1 or (np.diff(edges) <= 0).any() or counts.min() < 0:
                     raise ValueError("its bins make no sense")
-        return dict(found)
+        return dict(stored)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise TrainingError(
             f"{file} is damaged ({error}). Remove it: new rows are then not compared with those that trained."
         ) from None
 
 
-def compare(
+def measure_drift(
     then: Mapping[str, Any] | None, rows: BlockSource, split: str, missing: Mapping[str, float]
 ) -> list[dict[str, Any]]:
-    """How far rows are from those that trained, a feature a row, those that have moved most first.
+    """Measures how far rows are from those that trained, feature by feature; those that have moved most come first.
 
     Args:
       then: profile of these; None: it is not known.
@@ -181,10 +180,10 @@ def _dense_missing(source: BlockSource) -> dict[str, float]:
 def calibration_of(summary: Path) -> float | None:
     """The calibration that a run had when it was measured, from its summary.json; None if that does not say."""
     try:
-        found = strict_json.parse(summary.read_bytes())["eval"]["calibration"]
+        measured = strict_json.parse(summary.read_bytes())["eval"]["calibration"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return float(found) if isinstance(found, (int, float)) else None
+    return float(measured) if isinstance(measured, (int, float)) else None
 
 
 def to_text(described: Mapping[str, Any]) -> str:

@@ -316,7 +316,7 @@ def data_snapshot(run: Path, step: int | Literal["newest"] | None = None) -> Pat
     newest = max(metas, default=0)
     chosen = step if isinstance(step, int) else None
     if step is None and isinstance(cursor := metas.get(newest, {}).get("cursor"), Mapping):
-        chosen = cursor.get("best_step")
+        chosen = best if isinstance(best := cursor.get("best_step"), int) else None
     return run_snapshot.snapshot_of(run, source_number(metas.get(chosen if chosen in metas else newest, {})))
 
 

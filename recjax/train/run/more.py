@@ -113,7 +113,7 @@ def open_further(run: Path, data: str, checkpoints: Checkpoints) -> Further:
             f"{run} kept no vocabularies of its data, so nothing says which rows new values would have. A run goes on "
             "with --more if it was trained on prepared data or on a table of your own."
         )
-    ended = _ended(run, newest, metas[newest]["cursor"], last)
+    ended = _ended(run, newest, metas[newest].get("cursor"), last)
     content = _content(run, data, first)
     known = {number: _contents(snapshot) for number, snapshot in _snapshots(run, last).items()}
     seen = next((number for number, contents in known.items() if contents == content), None)
@@ -141,8 +141,10 @@ def open_further(run: Path, data: str, checkpoints: Checkpoints) -> Further:
     return Further(number, data, source, ahead, begun, rows[1] - rows[0], int(first.row_counts("train").sum()))
 
 
-def _ended(run: Path, step: int, cursor: Mapping[str, Any], source: int) -> bool:
+def _ended(run: Path, step: int, cursor: Any, source: int) -> bool:
     """True if a run is at the end of its training, or of its last source."""
+    if not isinstance(cursor, Mapping):
+        return False
     if source:
         return bool(cursor.get("source_end") == step)
     return bool(cursor.get("end") or cursor.get("stopped") or (step == 0 and (run / "summary.json").exists()))
@@ -226,10 +228,10 @@ def go_on_from(
 
     def use(restored: Restored) -> tuple[TrainState, TrainProgress, dict[str, Any]]:
         if source_number(restored.meta) == further.number:
-            return *resume(trainer, restored), {}
-        earlier = Earlier(
-            str(run), restored.step, open_snapshot(snapshot_of(run, further.number - 1)), restored.meta, same_run=True
-        )
+            state, progress = resume(trainer, restored)
+            return state, progress, {}
+        snapshot = open_snapshot(snapshot_of(run, further.number - 1))
+        earlier = Earlier.of(str(run), restored, snapshot, same_run=True)
         arrays, origins = carry(trainer, earlier, restored.arrays)
         if all(not entry["new"] and not entry["gone"] for entry in origins["tables"].values()):
             arrays = restored.arrays  # as they are, also those of groups that hold tables of their own
