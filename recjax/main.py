@@ -24,7 +24,6 @@ from recjax.parallel.stopping import asked_to_stop
 from recjax.serving.labelled_rows import WithRows, with_rows
 from recjax.serving.table_rows import take_encoding
 from recjax.settings.from_python import require_config
-from recjax.tiers.report import in_short
 from recjax.train import evaluation, planned, preflight
 from recjax.train.agreement import StopRequested
 from recjax.train.build import build_trainer, remarks
@@ -44,7 +43,7 @@ from recjax.train.run.folder import (
     resolve_recorded,
 )
 from recjax.train.run.open_run import open_run
-from recjax.train.run.summary import figures, summarise
+from recjax.train.run.summary import figures, in_short, summarise
 from recjax.train.run.trackers import require
 from recjax.train.run.writers import MetricsFile, NoMetrics
 from recjax.train.start import start_from

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from recjax.data.arrow import scan
-from recjax.data.arrow.labelled import LabelledReader
+from recjax.data.arrow.reader import LabelledReader
 from recjax.data.arrow.spool import is_table, spool
 from recjax.data.batch import Batch
 from recjax.data.prepare.chunk import Chunk, Coded

@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from recjax.data.arrow import labels, proposals, roles, row_filter, scan, splits
 from recjax.data.arrow.label import Label
-from recjax.data.arrow.labelled import LabelledReader
-from recjax.data.arrow.reader import TableReader
+from recjax.data.arrow.reader import LabelledReader, TableReader
 from recjax.data.arrow.scan import TableFile
 from recjax.data.arrow.splitter import Choices
 from recjax.data.arrow.spool import folder_beside, spool
