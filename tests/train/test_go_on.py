@@ -15,6 +15,7 @@ from support.days import MODEL, TABLE, scores, train, write_day
 
 import recjax
 from recjax.train.checkpoint.checkpoints import Checkpoints
+from recjax.train.run.folder import RunFolder, read_config
 from recjax.utils.lazy_arrays import load
 
 pytestmark = [pytest.mark.full, pytest.mark.shared_programs, pytest.mark.light_compile, pytest.mark.few_programs]
@@ -222,9 +223,11 @@ def test_mistakes(folder):
     assert done.status == 0, done.err
     refused(r"has other columns than those that the run was trained on \(shop\)", folder / "more", status=3)
     assert before == (sorted(path.name for path in run.iterdir()), (run / "metrics.jsonl").read_bytes())
-    train(day, folder / "begun", "train.steps=5")
-    config = json.loads((folder / "begun" / "config.json").read_text())
-    assert config["train"]["steps"] == 5
+    train(day, folder / "killed", "train.checkpoint_every=5")
+    shutil.rmtree(folder / "killed" / "checkpoints" / "00000011")  # as if it had been killed before
+    refused("is not at the end of its training. Finish it first", other, of=folder / "killed")
+    with RunFolder(run, read_config(run)):
+        refused("another process is training in", other, status=1)
     go_on(run, other)
     done = inside("train", "table", f"data.from={day}", *TABLE, *MODEL, "--out", run)
     assert_refused(done, 2, "has gone on with further data, of which it has trained on number 1 last")
