@@ -15,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from recjax.data.prepare.encoder import open_encoder
 from recjax.data.row_values import RowValues, row_values
 from recjax.data.source import BlockSource
 from recjax.data.storage.blocks import PreparedSource
@@ -307,6 +308,30 @@ def to_text(about: Mapping[str, Any]) -> str:
     return "\n".join(text)
 
 
+def note_means(restored: Restored) -> None:
+    """Says so where replica groups wrote a checkpoint, each with tables of its own, whose means are carried."""
+    if groups := len(restored.arrays.get("replicas", ())):
+        distributed.note(
+            f"{groups} replica groups wrote checkpoint {restored.step}, each with tables of its own: all go on with the "
+            "means of these"
+        )
+
+
+def _other_statistics(then: BlockSource | None, now: BlockSource) -> list[str]:
+    """Names of dense columns that both data have, scaled by different statistics."""
+    if not (isinstance(then, PreparedSource) and isinstance(now, PreparedSource)):
+        return []
+    if not all("encoder" in of.about for of in (then, now)):
+        return []
+    scales = []
+    for of in (then, now):
+        encoder = open_encoder(of.path)
+        stats = encoder.dense_stats
+        columns = zip(stats.mean, stats.squares / np.maximum(stats.count, 1), stats.least, strict=True)
+        scales.append(dict(zip(encoder.dense, columns, strict=True)) if encoder.by.transform != "none" else {})
+    return [name for name, scale in scales[0].items() if name in scales[1] and scales[1][name] != scale]
+
+
 def start_from(trainer: Trainer, folder: Path) -> tuple[TrainState, dict[str, Any]]:
     """The state before the first step of a run that starts from another one, as `train.init_from` says.
 
@@ -335,6 +360,7 @@ def start_from(trainer: Trainer, folder: Path) -> tuple[TrainState, dict[str, An
         )
 
     def use(restored: Restored) -> tuple[TrainState, dict[str, Any]]:
+        note_means(restored)
         earlier = Earlier.of(str(run), restored, open_snapshot(data_snapshot(run, restored.step)))
         arrays, about = carry(trainer, earlier, restored.arrays, train.init_slots)
         return trainer.restore(arrays, 0), about
@@ -344,4 +370,9 @@ def start_from(trainer: Trainer, folder: Path) -> tuple[TrainState, dict[str, An
     if started is None:
         raise ConfigError(f"{setting}: {run} has no checkpoint yet. Train it first, or name another run.")
     distributed.note(to_text(started[1]))
+    if columns := _other_statistics(open_snapshot(data_snapshot(run, step)), trainer.source):
+        distributed.note(
+            f"dense columns were prepared with other statistics than those of {run} ({', '.join(columns[:5])}), so "
+            f"equal values look different to the model. Prepare the data with base={run} to keep the run's."
+        )
     return started

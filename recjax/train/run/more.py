@@ -32,7 +32,7 @@ from recjax.train.progress import MOST_SOURCES, TrainProgress, resume, source_nu
 from recjax.train.run.curves import read_lines
 from recjax.train.run.open_run import use_checkpoint
 from recjax.train.run.summary import summarise
-from recjax.train.start import carry
+from recjax.train.start import carry, note_means
 from recjax.train.start_dense import Earlier
 from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer
@@ -235,6 +235,8 @@ def go_on_from(
         arrays, origins = carry(trainer, earlier, restored.arrays)
         if all(not entry["new"] and not entry["gone"] for entry in origins["tables"].values()):
             arrays = restored.arrays  # as they are, also those of groups that hold tables of their own
+        else:
+            note_means(restored)
         end = restored.step + epochs * trainer.steps_per_epoch
         progress = TrainProgress(step=restored.step, source=further.number, source_end=end)
         return trainer.restore(arrays, restored.step), progress, origins
