@@ -26,7 +26,6 @@ import recjax
 
 SETTINGS = (
     "data.label=liked",
-    "data.columns=user:id:min_count=2,movie:id,genres:jagged:min_count=50,year:id:min_count=20",
     "data.split=column",
     "data.split_column=fold",
     "small.below_rows=0",
@@ -79,6 +78,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds, from 0 (default: 1)")
     parser.add_argument("--epochs", type=int, default=5, help="passes over all rows of a training (default: 5)")
     parser.add_argument("--passes", type=int, default=5, help="passes over a day of going on (default: 5)")
+    parser.add_argument("--min-count", type=int, default=1, help="ratings from which a user has a row (default: 1)")
     parser.add_argument("--on-alone", action="store_true", help="leave out the trainings again")
     options = parser.parse_args()
     days = read_days()
@@ -101,8 +101,9 @@ def compare(
 
     def fit(rows: list[dict[str, Any]], tested: list[dict[str, Any]], out: Path) -> dict[str, Any]:
         data = write(rows, folder / f"{out.name}.parquet", tested)
-        settings = (f"data.from={data}", f"seed={seed}", f"train.epochs={options.epochs}", *SETTINGS)
-        return recjax.fit(recjax.load("table", *settings), out)
+        columns = f"user:id:min_count={options.min_count},movie:id,genres:jagged:min_count=50,year:id:min_count=20"
+        own = (f"data.columns={columns}", f"data.from={data}", f"seed={seed}", f"train.epochs={options.epochs}")
+        return recjax.fit(recjax.load("table", *own, *SETTINGS), out)
 
     past = [row for day in before for row in day]
     first = fit(past, foretold[0], folder / "on")

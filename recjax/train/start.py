@@ -312,8 +312,8 @@ def note_means(restored: Restored) -> None:
     """Says so where replica groups wrote a checkpoint, each with tables of its own, whose means are carried."""
     if groups := len(restored.arrays.get("replicas", ())):
         distributed.note(
-            f"{groups} replica groups wrote checkpoint {restored.step}, each with tables of its own: all go on with the "
-            "means of these"
+            f"{groups} replica groups wrote checkpoint {restored.step}, each with tables of its own: all go on with "
+            "the means of these"
         )
 
 

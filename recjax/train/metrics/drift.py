@@ -113,12 +113,14 @@ def read_profile(run: Path) -> dict[str, Any] | None:
     try:
         if not file.exists():
             return None
+        if not file.is_file():  # a pipe, say, over which it would wait forever
+            raise ValueError("it is no regular file")
         stored = strict_json.parse(file.read_bytes())
-        for part in ("ids", "dense"):
-            for entry in stored[part].values():
-                edges, counts = np.array(entry["edges"], np.float64), np.array(entry["counts"], np.int64)
-                if len(counts) != len(edges) + 1 or (np.diff(edges) <= 0).any() or counts.min() < 0:
-                    raise ValueError("its bins make no sense")
+        for entry in (entry for part in ("ids", "dense") for entry in stored[part].values()):
+            edges, counts = np.array(entry["edges"], np.float64), np.array(entry["counts"], np.int64)
+            sensible = edges.ndim == counts.ndim == 1 and len(counts) == len(edges) + 1 and counts.min() >= 0
+            if not sensible or not (np.diff(edges) > 0).all():
+                raise ValueError("its bins make no sense")
         return dict(stored)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise TrainingError(
@@ -179,6 +181,8 @@ def _dense_missing(source: BlockSource) -> dict[str, float]:
 
 def calibration_of(summary: Path) -> float | None:
     """The calibration that a run had when it was measured, from its summary.json; None if that does not say."""
+    if not summary.is_file():
+        return None
     try:
         measured = strict_json.parse(summary.read_bytes())["eval"]["calibration"]
     except (OSError, ValueError, KeyError, TypeError):
