@@ -153,7 +153,7 @@ def carry(trainer: Trainer, earlier: Earlier, arrays: dict[str, Any], slots: boo
             f"train.init_from: embedding.tables.{dynamic}.ids=dynamic, and rows that are given to keys cannot be taken "
             "from another run yet. Prepare the data with a vocabulary, or leave train.init_from out."
         )
-    before: Saved = saved["tables"]
+    before: Saved = {name: of for name, of in saved.get("tables", {}).items() if len(of["rows"].shape) == 2}
     if not any(spec.name in before for spec in tables):
         raise ConfigError(
             f"{earlier.name} has none of the tables of this run ({', '.join(spec.name for spec in tables[:5])}); it "
