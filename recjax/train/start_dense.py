@@ -230,9 +230,9 @@ def _input_axes(trainer: Trainer, now: _Inputs) -> dict[str, dict[int, str]]:
     model = trainer.config.model
     if not hasattr(model, "input_names"):
         raise ConfigError(
-            f"the data have other features than those of the run to start from, or in another order, and the model "
-            f"{type(model).__name__} does not say which of its inputs are which features'. Give the columns as there, or "
-            "give its config a method input_names(dense, dims), as recjax's models have."
+            "the data have other features than those of the run to start from, or in another order, and the model "
+            f"{type(model).__name__} does not say which of its inputs are which features'. Give the columns as there, "
+            "or give its config a method input_names(dense, dims), as recjax's models have."
         )
     probe = {_PROBE: next((width for name, width in now.dims.items() if not name.endswith(LINEAR)), 1)}
     if getattr(model, "first_order", False):

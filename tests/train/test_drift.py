@@ -1,11 +1,14 @@
 """How far new rows are from those that trained: indices by hand, and a run whose rows have moved."""
 
+import asyncio
 import math
+import re
 
 import numpy as np
 import pytest
 from support.commands import assert_refused, inside
 from support.days import train, write_day
+from support.serving import ask, running
 
 import recjax
 from recjax.train.metrics.drift import stability
@@ -50,3 +53,32 @@ def test_rows_that_have_moved(tmp_path, monkeypatch):
     assert all(entry["psi"] is None for entry in entries)
     (tmp_path / "run" / "profile.json").write_text('{"ids": {"user": {"edges": [2, 1], "counts": [1]}}, "dense": {}}')
     assert_refused(inside("eval", tmp_path / "run", "--input", moved), 1, "profile.json is damaged")
+
+
+@pytest.mark.full
+@pytest.mark.shared_programs
+@pytest.mark.light_compile
+@pytest.mark.few_programs
+def test_a_server_counts_what_it_scores(tmp_path, monkeypatch):
+    for extra in ("fastapi", "prometheus_client", "flatbuffers"):
+        pytest.importorskip(extra, reason="the extra `serve` is not installed")
+    from recjax.serving.service import Service, ServiceConfig
+
+    monkeypatch.setenv("RECJAX_CACHE", str(tmp_path / "cache"))
+    train(write_day(tmp_path / "a.csv", range(100), 3000, 0), tmp_path / "run")
+    assert inside("export", tmp_path / "run", "--out", tmp_path / "exported").status == 0
+
+    async def act():
+        service = Service(tmp_path / "exported", ServiceConfig())
+        async with running(service) as app:
+            before = (await ask(app, "/metrics"))[2]
+            rows = [{"user": f"u{user}", "kind": "k1", "price": 5.0} for user in (1, 2, 3, 999)]
+            assert (await ask(app, "/score", {"candidates": rows}))[0] == 200
+            return before, (await ask(app, "/metrics"))[2]
+
+    before, after = asyncio.run(act())
+    assert "recjax_feature_psi{" not in before
+    assert 'recjax_feature_unknown{feature="user"} 0.25' in after
+    assert 'recjax_feature_unknown{feature="kind"} 0.0' in after
+    indices = dict(re.findall(r'recjax_feature_psi\{feature="(\w+)"\} ([0-9.e-]+)', after))
+    assert set(indices) == {"user", "kind", "price"} and float(indices["price"]) > 0.25  # of one value alone

@@ -8,13 +8,14 @@ The population stability index compares the shares p of training and q of the ne
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recjax.data.batch import ANY_ID, Batch
+from recjax.data.batch import ANY_ID, Bags, Batch
 from recjax.data.prepare.encoder import Encoder, open_encoder
 from recjax.data.prepare.ids import VocabularyMap
 from recjax.data.source import BlockSource
@@ -34,8 +35,8 @@ def profile_values(source: BlockSource, split: str = "train") -> dict[str, Any]:
 
     Returns:
       JSON values: "rows" that were looked at; "ids" and "dense": feature -> "edges", of rows of its table or values as
-      the model sees them, a bin begins at each; and "counts", one more than edges. Of ids the first edges set the rows
-      of unknown and of missing values apart.
+      the model sees them, a bin begins at each; and "counts", one more than edges. Of ids also "special", how many of
+      the first bins are a row each, that of unknown and that of missing values.
     """
     blocks = list(_blocks(source, split))
     ids, rows = {}, sum(block.size for block in blocks)
@@ -46,7 +47,7 @@ def profile_values(source: BlockSource, split: str = "train") -> dict[str, Any]:
         values = np.concatenate([block.bags[feature.name].ids.ravel() for block in blocks])
         first = special.get(feature.name, 0)
         edges = [*range(1, first + 1), *_quantiles(values[values >= first], first)]
-        ids[feature.name] = {"edges": edges, "counts": _counts(values, edges)}
+        ids[feature.name] = {"edges": edges, "counts": _counts(values, edges), "special": first}
     dense = {}
     for number, name in enumerate(source.schema.dense if blocks else ()):
         values = np.concatenate([block.dense[:, number] for block in blocks])
@@ -119,7 +120,7 @@ def read_profile(run: Path) -> dict[str, Any] | None:
         for entry in (entry for part in ("ids", "dense") for entry in stored[part].values()):
             edges, counts = np.array(entry["edges"], np.float64), np.array(entry["counts"], np.int64)
             sensible = edges.ndim == counts.ndim == 1 and len(counts) == len(edges) + 1 and counts.min() >= 0
-            if not sensible or not (np.diff(edges) > 0).all():
+            if not sensible or not (np.diff(edges) > 0).all() or entry.get("special", 0) not in (0, 1, 2):
                 raise ValueError("its bins make no sense")
         return dict(stored)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -177,6 +178,47 @@ def _dense_missing(source: BlockSource) -> dict[str, float]:
         return {}
     shares = 1 - encoder.dense_stats.count / rows
     return {name: float(max(0.0, share)) for name, share in zip(encoder.dense, shares, strict=True)}
+
+
+class SeenValues:
+    """Counts values that are scored, in the bins of those that trained. Several threads may add."""
+
+    def __init__(self, then: Mapping[str, Any], dense: Sequence[str]) -> None:
+        """Nothing yet.
+
+        Args:
+          then: profile of the rows that trained.
+          dense: names of the dense columns, in their order.
+        """
+        self._then, self._lock = then, threading.Lock()
+        self._dense = [(number, name) for number, name in enumerate(dense) if name in then["dense"]]
+        self._counts = {
+            (part, name): np.zeros(len(entry["counts"]), np.int64)
+            for part in ("ids", "dense")
+            for name, entry in then[part].items()
+        }
+
+    def add(self, dense: np.ndarray, bags: Mapping[str, Bags]) -> None:
+        """Takes in rows as the model takes them: dense columns [n, K], and ids by feature."""
+        values = {("ids", name): bag.ids.ravel() for name, bag in bags.items() if name in self._then["ids"]}
+        values |= {("dense", name): dense[:, number] for number, name in self._dense}
+        counted = {key: _counts(of, self._then[key[0]][key[1]]["edges"]) for key, of in values.items()}
+        with self._lock:
+            for key, counts in counted.items():
+                self._counts[key] += counts
+
+    def shares(self) -> dict[str, dict[str, float]]:
+        """Returns for each feature that was seen its "psi" and, where the data tell, shares "unknown" and "missing"."""
+        shares: dict[str, dict[str, float]] = {}
+        with self._lock:
+            counted = {key: counts.copy() for key, counts in self._counts.items()}
+        for (part, name), counts in counted.items():
+            if total := int(counts.sum()):
+                entry = self._then[part][name]
+                shares[name] = {"psi": stability(entry["counts"], counts.tolist())}
+                special = zip(("unknown", "missing"), counts[: entry.get("special", 0)].tolist(), strict=False)
+                shares[name] |= {what: count / total for what, count in special}
+        return shares
 
 
 def calibration_of(summary: Path) -> float | None:
