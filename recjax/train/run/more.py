@@ -21,7 +21,7 @@ from recjax.data.datasets.own_table import further_files, prepare_further
 from recjax.data.prepare.earlier import EarlierData, open_earlier
 from recjax.data.row_values import row_values
 from recjax.data.storage.blocks import PreparedSource, open_prepared
-from recjax.data.storage.manifest import MANIFEST
+from recjax.data.storage.manifest import MANIFEST, read_manifest
 from recjax.data.storage.run_snapshot import open_snapshot, snapshot_data, snapshot_of
 from recjax.data.text.source_files import sha256
 from recjax.errors import ConfigError, DataError, TrainingError
@@ -115,7 +115,8 @@ def open_further(run: Path, data: str, checkpoints: Checkpoints) -> Further:
         )
     ended = _ended(run, newest, metas[newest].get("cursor"), last)
     content = _content(run, data, first)
-    known = {number: _contents(snapshot) for number, snapshot in _snapshots(run, last).items()}
+    folders = {number: snapshot_of(run, number) for number in range(last + 1)}
+    known = {number: _contents(folder) for number, folder in folders.items() if (folder / MANIFEST).is_file()}
     seen = next((number for number, contents in known.items() if contents == content), None)
     if seen is not None and (seen < last or seen == 0):
         which = "the data that it began with" if seen == 0 else f"source {seen}"
@@ -150,21 +151,17 @@ def _ended(run: Path, step: int, cursor: Any, source: int) -> bool:
     return bool(cursor.get("end") or cursor.get("stopped") or (step == 0 and (run / "summary.json").exists()))
 
 
-def _snapshots(run: Path, last: int) -> dict[int, PreparedSource]:
-    opened = {number: open_snapshot(snapshot_of(run, number)) for number in range(last + 1)}
-    return {number: snapshot for number, snapshot in opened.items() if snapshot is not None}
-
-
-def _contents(source: PreparedSource) -> list[str]:
-    """Checksums of the files that data were prepared from, or their fingerprint."""
-    files = source.about.get("files")
-    return sorted(map(str, files.values())) if isinstance(files, Mapping) and files else [source.fingerprint]
+def _contents(folder: Path) -> list[str]:
+    """Checksums of the files that data were prepared from, or their fingerprint, as their manifest has them."""
+    manifest = read_manifest(folder)
+    files = manifest["about"].get("files")
+    return sorted(map(str, files.values())) if isinstance(files, Mapping) and files else [manifest["fingerprint"]]
 
 
 def _content(run: Path, data: str, first: PreparedSource) -> list[str]:
     path = Path(os.path.expanduser(data))
     if (path / MANIFEST).is_file():
-        return _contents(open_prepared(path))
+        return _contents(path)
     if "table" not in first.about:
         raise ConfigError(
             f"--more {data}: {run} was trained on {first.name}, whose further rows are prepared first: recjax data "
