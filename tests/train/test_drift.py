@@ -34,7 +34,9 @@ def test_rows_that_have_moved(tmp_path, monkeypatch):
     drift = recjax.evaluate(tmp_path / "run", input=str(alike))["drift"]
     assert drift["calibration_then"] == summary["eval"]["calibration"]
     assert {entry["name"] for entry in drift["features"]} == {"user", "kind", "price"}
-    assert all(entry["psi"] < 0.01 for entry in drift["features"]), drift
+    # By chance: 10 bins of 9,000 and 6,000 rows, 0.003; of users, whose bins follow the order of their own 90 rows each
+    # in training, 1 / 90 more.
+    assert all(entry["psi"] < 0.03 for entry in drift["features"]), drift
     moved = write_day(tmp_path / "moved.csv", range(50, 150), 6000, 2, mean=8.0)
     head, *rows = moved.read_text().splitlines()
     rows = [row.replace("k3", "") if n % 2 else row for n, row in enumerate(rows)]
