@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds, from 0 (default: 1)")
     parser.add_argument("--epochs", type=int, default=5, help="passes over all rows of a training (default: 5)")
     parser.add_argument("--passes", type=int, default=5, help="passes over a day of going on (default: 5)")
-    parser.add_argument("--min-count", type=int, default=1, help="ratings from which a user has a row (default: 1)")
+    parser.add_argument("--min-count", type=int, default=2, help="ratings from which a user has a row (default: 2)")
     parser.add_argument("--on-alone", action="store_true", help="leave out the trainings again")
     options = parser.parse_args()
     days = read_days()

@@ -226,7 +226,7 @@ def _carried(
       loaded: holds them.
     """
     dtype = np.dtype(jnp.bfloat16 if spec.dtype == "bfloat16" else trainer.dtype)
-    shapes = {"rows": ((spec.dim,), dtype)}
+    shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {"rows": ((spec.dim,), dtype)}
     shapes |= {name: (slot.shape, np.dtype(trainer.dtype)) for name, slot in spec.optimizer.slots(spec.dim).items()}
     order, order_before, same = RowOrder(spec.rows), RowOrder(max(1, match.rows)), match.same
 

@@ -157,7 +157,7 @@ def _carried(
         if before.shape != fresh.shape:
             raise _other_model(earlier, f"{name!r} has shape {list(before.shape)} there, {list(fresh.shape)} here")
         return before.astype(fresh.dtype)
-    taken, known, new_inputs, old_outputs = before, np.True_, np.False_, np.True_
+    taken, known, new_inputs, old_outputs = before, np.array(True), np.array(False), np.array(True)
     for axis, size in enumerate(fresh.shape):
         there, here = (_entries(of, axes.get(axis), n) for of, n in ((then, before.shape[axis]), (now, size)))
         if len(there) != before.shape[axis] or len(here) != size:

@@ -193,6 +193,23 @@ def test_missing_values_and_a_day_of_one_kind_are_taken_as_they_are(folder):
     assert recjax.open_run(folder / "run").tables["user"].rows(["17"]).shape == (1, 8)
 
 
+def test_rare_values_get_a_row_once_they_are_frequent_enough_over_all_days(folder):
+    columns = "data.columns=user:id:min_count=3,kind:id,price:dense"
+    train(write_day(folder / "a.csv", range(20), 640, 0), folder / "run", columns)
+    seen = {"u900": (1, 0, 2), "u901": (1, 1, 0), "u902": (2, 0, 0), "u903": (0, 3, 0)}
+    rows = {}
+    for day in range(3):
+        named = [user for user, counts in seen.items() for _ in range(counts[day])]
+        lines = ["user,kind,price,clicked,fold", *(f"{user},k1,{day}.5,{n % 2},train" for n, user in enumerate(named))]
+        (folder / f"{day}.csv").write_text("\n".join(lines) + "\n")
+        rows[day] = go_on(folder / "run", folder / f"{day}.csv")["sources"][-1]["new_values"]
+    assert rows == {0: 0, 1: 1, 2: 1}  # u903, and u900; u901 and u902 were seen twice
+    tables = recjax.open_run(folder / "run").tables
+    assert tables["user"].rows(["u903", "u900"]).shape == (2, 8)
+    with pytest.raises(KeyError, match="u901"):
+        tables["user"].rows(["u901"])
+
+
 def test_mistakes(folder):
     day, other = (write_day(folder / f"{d}.csv", range(60), 640, d) for d in range(2))
     train(day, folder / "run")

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,18 @@ import numpy as np
 from recjax.data.arrow import roles
 from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.prepare.chunk import RawFeature
+from recjax.data.prepare.counting import Run, merge
 from recjax.data.prepare.dense_columns import DenseStats
-from recjax.data.prepare.encoder import Encoder, open_encoder
-from recjax.data.prepare.ids import IdMap, VocabularyMap
+from recjax.data.prepare.encoder import VOCABULARY, Encoder, open_encoder
+from recjax.data.prepare.ids import VocabularyMap, first_row, vocabulary_numbers
+from recjax.data.prepare.vocabulary import Vocabulary
 from recjax.data.storage.blocks import PreparedSource, open_prepared
 from recjax.data.storage.manifest import MANIFEST, prepare_again
 from recjax.data.storage.run_snapshot import newest_snapshot
 from recjax.errors import DataError
+from recjax.utils.npy import map_array
+
+_WAITING, _COUNTS = "waiting.npy", "waiting_counts.npy"  # beside a vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,34 +77,74 @@ class EarlierData:
             fields[field.name] = values
         return DenseStats(**fields)
 
-    def grown(self, features: Sequence[RawFeature], maps: Sequence[IdMap], numbers: Sequence[int], out: Path) -> None:
-        """Writes vocabularies in which each value of then has the row that it had, and new ones follow.
+    def grow(self, feature: RawFeature, run: Run, least: int, out: Path) -> None:
+        """Writes a vocabulary in which each value of then has the row that it had, and new ones follow.
 
         Args:
-          features: of the new data.
-          maps: from their values to rows, as they were counted in the new data alone.
-          numbers: for each feature the number of the one whose vocabulary it has.
-          out: folder to write, a folder for each vocabulary by its number, as `ids.load_maps` reads it.
+          feature: of the new data.
+          run: the counts of its values in these.
+          least: how often a value must have occurred to have a row. Values that have not yet, here and in the earlier
+            data that went on from others themselves, are written beside it with their counts.
+          out: folder to write, as `ids.load_maps` reads it.
 
         Raises:
-          DataError: a feature had values of another kind.
+          DataError: the feature had values of another kind, or what waits is damaged.
         """
-        then = {f.name: map_ for f, map_ in zip(self.encoder.features, self.encoder.maps, strict=True)}
-        shutil.rmtree(out, ignore_errors=True)
-        for number in dict.fromkeys(numbers):
-            name, map_ = features[number].name, maps[number]
-            assert isinstance(map_, VocabularyMap)
-            vocabulary, before = map_.vocabulary, then.get(name)
-            if isinstance(before, VocabularyMap):
-                kinds = [np.dtype(dtype).kind for dtype in (before.vocabulary.dtype, vocabulary.dtype)]
-                if len(vocabulary.values) and len(before.vocabulary.values) and (kinds[0] == "S") != (kinds[1] == "S"):
-                    there, here = ("text" if kind == "S" else "integers" for kind in kinds)
-                    raise DataError(
-                        f"column {name!r} holds {here}, but those of the data before it {there}: no value is the same. "
-                        "Write the column as then."
-                    )
-                vocabulary = before.vocabulary.grown(vocabulary.values)
-            vocabulary.save(out / str(number))
+        at = next((at for at, known in enumerate(self.encoder.features) if known.name == feature.name), None)
+        before = None if at is None else self.encoder.maps[at]
+        if at is None or not isinstance(before, VocabularyMap):
+            values, counts = run
+            vocabulary = Vocabulary.counted(values, counts, least, first_row(feature))
+        else:
+            self._refuse_other_kind(feature.name, before.vocabulary, run[0])
+            values, counts = _unknown_to(before.vocabulary, run)
+            values, counts = _added((values, counts), self._waiting(vocabulary_numbers(self.encoder.features)[at]))
+            vocabulary = before.vocabulary.grown(Vocabulary.counted(values, counts, least).values)
+        vocabulary.save(out)
+        if (rare := counts < least).any():
+            np.save(out / _WAITING, values[rare], allow_pickle=False)
+            np.save(out / _COUNTS, counts[rare], allow_pickle=False)
+
+    def _refuse_other_kind(self, name: str, before: Vocabulary, values: np.ndarray) -> None:
+        kinds = [np.dtype(dtype).kind for dtype in (before.dtype, values.dtype)]
+        if len(values) and len(before.values) and (kinds[0] == "S") != (kinds[1] == "S"):
+            there, here = ("text" if kind == "S" else "integers" for kind in kinds)
+            raise DataError(
+                f"column {name!r} holds {here}, but those of the data before it {there}: no value is the same. Write "
+                "the column as then."
+            )
+
+    def _waiting(self, number: int) -> Run:
+        """Values of a vocabulary that were too rare for a row, and how often they occurred."""
+        folder = self.source.path / VOCABULARY / str(number)
+        if not (folder / _WAITING).exists():
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        try:
+            values, counts = (np.array(map_array(folder / name)) for name in (_WAITING, _COUNTS))
+            if values.dtype.kind not in "iuS" or counts.dtype != np.int64 or values.shape != counts.shape:
+                raise ValueError("they do not fit each other")
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"the values that wait for a row in {folder} cannot be read ({' '.join(str(error).split())[:200]}). "
+                "Restore that folder from a copy."
+            ) from None
+        return values, counts
+
+
+def _unknown_to(vocabulary: Vocabulary, run: Run) -> Run:
+    """The counts of those values that have no row."""
+    values, counts = run
+    unknown = vocabulary.encode(values) == 0 if len(values) else np.zeros(0, bool)
+    return values[unknown], counts[unknown]
+
+
+def _added(run: Run, other: Run) -> Run:
+    """Counts of two runs together."""
+    values = [of[0] for of in (run, other) if len(of[0])]
+    if {of.dtype.kind for of in values} == {"i", "u"}:  # of which NumPy would make floats
+        wide = np.int64 if min(of.min() for of in values) < 0 else np.uint64
+        run, other = ((of[0].astype(wide), of[1]) for of in (run, other))
+    return merge([run, other])
 
 
 def open_earlier(path: str | os.PathLike[str], title: str) -> EarlierData:

@@ -114,14 +114,13 @@ def prepare_data(
             if about["skipped"]:
                 faults = ", ".join(f"{count:,} ({kind})" for kind, count in sorted(about["skipped"].items()))
                 progress.note(f"on_error=skip left out malformed lines: {faults}")
-            maps, folder = _count(reader, work, ids, progress)
+            if earlier is not None and keep_values and isinstance(ids, Frequency):
+                maps, folder = _count_on(reader, work, ids, earlier)
+            else:
+                maps, folder = _count(reader, work, ids, progress)
             stats = DenseStats.total((part.dense for part in work.parts), len(reader.dense))
             if earlier is not None:
                 stats = earlier.stats(reader.dense, stats)
-                if keep_values and isinstance(ids, Frequency):
-                    folder = work.path / "grown"
-                    earlier.grown(reader.features, maps, vocabulary_numbers(reader.features), folder)
-                    maps = load_maps(folder, ids, reader.features)
             by = DenseEncoder(dense, missing_indicators, stats)
             about |= describe_encoding(reader, ids, by, maps)
             files = {str(Path(VOCABULARY) / file.relative_to(folder)): file for file in folder.rglob("*.npy")}
@@ -274,6 +273,21 @@ def _count(reader: Reader, work: WorkFolder, ids: IdOptions, progress: PreparePr
     return load_maps(folder, ids, features), folder
 
 
+def _count_on(reader: Reader, work: WorkFolder, ids: Frequency, earlier: EarlierData) -> tuple[list[IdMap], Path]:
+    """The same, where values of earlier data keep their rows, and those that were too rare then count on."""
+    folder, features = work.path / "grown", reader.features
+    shutil.rmtree(folder, ignore_errors=True)
+    numbers = vocabulary_numbers(features)
+    for number in sorted(set(numbers)):
+        members = [i for i, of_feature in enumerate(numbers) if of_feature == number]
+        scratch = folder / f"unfinished-{number}"
+        scratch.mkdir(parents=True)
+        run = _total_counts(work, members, ids, scratch, 1)
+        shutil.rmtree(scratch)
+        earlier.grow(features[number], run, least_count(ids, features[number]), folder / str(number))
+    return load_maps(folder, ids, features), folder
+
+
 def _vocabulary(
     work: WorkFolder, members: Sequence[int], ids: Frequency, feature: RawFeature, folder: Path
 ) -> Vocabulary:
@@ -286,13 +300,18 @@ def _vocabulary(
       feature: the one of them whose options hold.
       folder: for temporary files.
     """
+    values, counts = _total_counts(work, members, ids, folder, least_count(ids, feature))
+    return Vocabulary.counted(values, counts, 1, first_row(feature))
+
+
+def _total_counts(work: WorkFolder, members: Sequence[int], ids: Frequency, folder: Path, least: int) -> Run:
+    """The counts of the values of some features over all parts, of those that occur `least` times at the least."""
     counter = Counter(folder)
     for part in work.parts:
         for index in members:
             values, counts = counted(work.train_counts(part, index), ids)
             counter.add(values, counts)
-    values, counts = counter.total(least_count(ids, feature))
-    return Vocabulary.counted(values, counts, 1, first_row(feature))
+    return counter.total(least)
 
 
 def counted(run: Run, ids: Frequency) -> Run:
