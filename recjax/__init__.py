@@ -140,6 +140,37 @@ def fit(config: RunConfig, out: Path | str | None = None, *overrides: Overrides,
         raise
 
 
+def go_on(
+    run: Path | str, data: Path | str, *overrides: Overrides, trust_code: bool = False, **settings: Any
+) -> dict[str, Any]:
+    """Goes on with a run on further rows, such as those of a new day, and returns what summary.json then holds.
+
+        recjax.go_on("runs/clicks", "day2.parquet")
+
+    The rows are measured before they are trained on, once over (or train.epochs times). Values that are new get rows of
+    their own. The same call goes on where an earlier one was stopped.
+
+    Args:
+      run: the run folder, of a run that has ended.
+      data: a file of rows with the columns that it was trained on, a folder or a pattern of such files, or a folder of
+        prepared data in which known values have the rows that they have in the run.
+      *overrides: see above; those that may change when a run is resumed, for example another "mesh.devices".
+      trust_code: as for `evaluate`.
+      **settings: overrides as keywords.
+
+    Raises:
+      RecjaxError: see recjax.errors for the kinds.
+    """
+    from recjax import main
+    from recjax.errors import ConfigError
+    from recjax.settings.from_python import short, texts
+
+    for name, value in (("run", run), ("data", data)):
+        if not isinstance(value, (str, Path)):
+            raise ConfigError(f"go_on needs a path as {name}, not {short(value)}.")
+    return main.train_further(run, str(data), texts(*overrides, **settings), trust_code=trust_code)
+
+
 def evaluate(
     out: Path | str,
     *overrides: Overrides,

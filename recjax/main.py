@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,33 +11,42 @@ from typing import Any, Literal
 
 import jax
 
+from recjax import settings
 from recjax.config import presets
-from recjax.config.run import RunConfig
+from recjax.config.run import FREE_ON_RESUME, RunConfig
 from recjax.data.baselines import references
+from recjax.data.storage.blocks import PreparedSource
 from recjax.data.storage.run_snapshot import refuse_other_values
 from recjax.errors import ConfigError, TrainingError
 from recjax.parallel import distributed, waiting, watchdog
 from recjax.parallel.mesh import left_aside
 from recjax.parallel.stopping import asked_to_stop
-from recjax.serving.labelled_rows import with_rows
+from recjax.serving.labelled_rows import WithRows, with_rows
 from recjax.serving.table_rows import take_encoding
-from recjax.settings import assignments
 from recjax.settings.from_python import require_config
-from recjax.tiers.report import in_short
 from recjax.train import evaluation, planned, preflight
 from recjax.train.agreement import StopRequested
 from recjax.train.build import build_trainer, remarks
 from recjax.train.callbacks import Evaluate, SaveCheckpoint
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.loop import Outcome, fit
-from recjax.train.metrics import calibration
-from recjax.train.progress import TrainProgress, resume
+from recjax.train.metrics import calibration, drift
+from recjax.train.progress import TrainProgress, describe, resume, source_number
+from recjax.train.run import more
 from recjax.train.run.curves import draw_curves
-from recjax.train.run.folder import DATA_SNAPSHOT, ReadOnlyRunFolder, RunFolder
+from recjax.train.run.folder import (
+    DATA_SNAPSHOT,
+    ReadOnlyRunFolder,
+    RunFolder,
+    data_snapshot,
+    read_config,
+    resolve_recorded,
+)
 from recjax.train.run.open_run import open_run
-from recjax.train.run.summary import figures, summarise
+from recjax.train.run.summary import figures, in_short, summarise
 from recjax.train.run.trackers import require
 from recjax.train.run.writers import MetricsFile, NoMetrics
+from recjax.train.start import start_from
 from recjax.train.state import TrainState
 from recjax.train.step_log import StepLog
 from recjax.train.trainer import Trainer
@@ -77,12 +87,16 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
             for remark in remarks(used, trainer):
                 distributed.note(remark)
             with waiting.saying("making the tables, or reading them from a checkpoint"):
-                state, progress, undone = _start(trainer, checkpoints, folder.path)
+                state, progress, undone, origins = _start(trainer, checkpoints, folder.path)
             host = state.host
             for line in host.tier.rows.about() if host.tier else ():
                 distributed.note(line)
             trains = not progress.stopped and progress.step < trainer.total_steps
             folder.record(trainer, distributed.note, trains=trains)
+            if origins:  # from here on the other run is not needed
+                folder.record_origins(origins)
+                checkpoints.save(0, trainer.checkpoint(state), describe(trainer, progress))
+                checkpoints.wait()
             with _metrics(folder.path, config, progress, undone) if main else NoMetrics() as file:
                 log = StepLog(trainer, file, stop)
                 callbacks = (Evaluate(trainer, log, stop), SaveCheckpoint(trainer, checkpoints, log))
@@ -105,6 +119,8 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
         if host.ids:
             summary["ids"] = ids
         if main:
+            if isinstance(trainer.source, PreparedSource):  # data that are drawn do not drift
+                drift.record_profile(folder.path, trainer.source)
             if not outcome.steps:  # nothing was left to train: the figures of the training stay
                 summary |= figures(folder.path / "summary.json")
             write_json(folder.path / "summary.json", summary)
@@ -113,15 +129,87 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
     return html.Shown(summary)
 
 
-def _metrics(path: Path, config: RunConfig, progress: TrainProgress, undone: list[str]) -> MetricsFile:
-    chosen = {key: value for key, _, value in (text.partition("=") for text in assignments(config))}
-    return MetricsFile(path / "metrics.jsonl", progress.step, config.train.all_trackers, undone, chosen)
+def train_further(
+    run: Path | str, data: str, overrides: Sequence[str] = (), *, trust_code: bool = False
+) -> dict[str, Any]:
+    """Goes on with a run on further data: measures them first, then trains on them.
+
+    Arguments and result are those of `recjax.go_on`; overrides are texts.
+    """
+    began, path = time.monotonic(), paths.run_folder(run)
+    trained = read_config(path, trust_code=trust_code, report=distributed.note)
+    config = settings.override(trained, overrides)
+    free = [key for key in FREE_ON_RESUME if key not in _NOT_FREE]
+    if other := [key for key, _, _ in settings.diff(trained, config) if not settings.matches(key, free)]:
+        raise ConfigError(
+            f"{path} goes on as it was trained, so {other[0]} cannot be set. Only these may change: {', '.join(free)}."
+        )
+    passes = any(text.startswith("train.epochs=") for text in overrides)
+    epochs = config.train.epochs if passes else 1
+    main = distributed.is_main()
+    with watchdog.from_python(), contextlib.ExitStack() as stack:
+        stack.enter_context(RunFolder(path, trained) if main else ReadOnlyRunFolder(path))
+        stop = stack.enter_context(asked_to_stop())
+        checkpoints = stack.enter_context(Checkpoints(path / "checkpoints", keep=config.train.keep_checkpoints))
+        stop.steps = checkpoints.steps
+        further = more.open_further(path, data, checkpoints)
+        used = resolve_recorded(config, path, distributed.note, needs_data=False)
+        trainer = build_trainer(used, further.source, ("train",), rows=further.first_rows)
+        preflight.require_alike(trainer, path)
+        trainer, state, progress, origins = more.go_on_from(trainer, further, checkpoints, path, epochs)
+        if origins:
+            if main:
+                more.record_source(path, further)
+            checkpoints.save(progress.step, trainer.checkpoint(state), describe(trainer, progress))
+            checkpoints.wait()
+        first = progress.position == 0
+        without = [more.AHEAD] if first else []
+        with _metrics(path, config, progress, without, tested=True) if main else NoMetrics() as file:
+            log = StepLog(trainer, file, stop)
+            try:
+                if first:
+                    unseen = dataclasses.replace(trainer, source=further.ahead)
+                    result = evaluation.measure(unseen, state, "train", stop)
+                    line = evaluation.as_line(progress.step, more.AHEAD, result)
+                    file.write({**line, **more.about(further)})
+                outcome = fit(trainer, state, progress, log, (SaveCheckpoint(trainer, checkpoints, log),), stop)
+                if outcome.stop:
+                    raise StopRequested(outcome.stop)
+            except StopRequested as asked:
+                raise stop.stopped(asked.number, progress.step) from None
+        if not main:
+            return {}
+        summary = more.summarise_sources(trainer, outcome, path, time.monotonic() - began)
+        drift.record_profile(path, further.source)
+        write_json(path / "summary.json", summary)
+    return html.Shown(summary)
 
 
-def _start(trainer: Trainer, checkpoints: Checkpoints, run: Path) -> tuple[TrainState, TrainProgress, list[str]]:
-    """The state of the newest intact checkpoint, or that before the first step; and see `TrainProgress.extend`."""
+# Settings that a resumed run may change, but that say how long, and on what, it trains before it goes on
+_NOT_FREE = ("data.path", "data.from", "data.base", "train.steps", "small.epochs")
+
+
+def _metrics(
+    path: Path, config: RunConfig, progress: TrainProgress, undone: list[str], tested: bool = False
+) -> MetricsFile:
+    chosen = {key: value for key, _, value in (text.partition("=") for text in settings.assignments(config))}
+    return MetricsFile(path / "metrics.jsonl", progress.step, config.train.all_trackers, undone, chosen, tested)
+
+
+def _start(
+    trainer: Trainer, checkpoints: Checkpoints, run: Path
+) -> tuple[TrainState, TrainProgress, list[str], dict[str, Any]]:
+    """The state of the newest intact checkpoint, or that before the first step.
+
+    Also what `TrainProgress.extend` gives, and where a state came from that another run has learnt, see `start.carry`.
+    """
 
     def use(restored: Restored) -> tuple[TrainState, TrainProgress]:
+        if number := source_number(restored.meta):
+            raise ConfigError(
+                f"{run} has gone on with further data, of which it has trained on number {number} last. Go on with "
+                f"`recjax train {run} --more DATA`, or choose another --out to start again."
+            )
         saved, groups = len(restored.arrays.get("replicas", ())), trainer.bound.replicas
         if saved > 1 and not (trainer.bound.independent and groups == saved):
             distributed.note(
@@ -131,8 +219,11 @@ def _start(trainer: Trainer, checkpoints: Checkpoints, run: Path) -> tuple[Train
         return resume(trainer, restored)
 
     resumed = checkpoints.newest(distributed.note, use)
+    if resumed is None and trainer.config.train.init_from:
+        state, origins = start_from(trainer, run)
+        return state, TrainProgress(), [], origins
     if resumed is None:
-        return trainer.init_state(), TrainProgress(), []
+        return trainer.init_state(), TrainProgress(), [], {}
     state, progress = resumed
     refuse_other_values(trainer.source, run / DATA_SNAPSHOT)
     if progress.step > trainer.total_steps:
@@ -149,7 +240,7 @@ def _start(trainer: Trainer, checkpoints: Checkpoints, run: Path) -> tuple[Train
         distributed.note(f"{run} has trained all its {progress.step} steps: nothing is left to train")
     else:
         distributed.note(f"resuming {run} at step {progress.step}")
-    return state, progress, undone
+    return state, progress, undone, {}
 
 
 def _chosen(trainer: Trainer, checkpoints: Checkpoints, outcome: Outcome) -> tuple[TrainState, int]:
@@ -196,15 +287,19 @@ def evaluate(
         source = None
         if rows is not None:
             encoding, overrides = take_encoding(overrides)
-            source = stack.enter_context(with_rows(folder / DATA_SNAPSHOT, rows, encoding))
+            source = stack.enter_context(with_rows(data_snapshot(folder, step), rows, encoding))
         of_run = open_run(
             folder, overrides, splits, step, report=distributed.note, source=source, trust_code=trust_code
         )
         trainer, state, step = of_run
         details = details or evaluation.Details()
         reports = {split: evaluation.report(trainer, state, split, details) for split in splits}
-    if rows is not None:  # the picture in the run folder is of the run's own data
-        return html.Shown({"step": step, "split": "input", **reports[splits[0]]})
+    if isinstance(source, WithRows):  # the picture in the run folder is of the run's own data
+        result = reports[splits[0]]
+        then = drift.calibration_of(folder / "summary.json")
+        features = drift.measure_drift(drift.read_profile(folder), source, splits[0], source.missing)
+        moved = {"features": features, "calibration": result.get("calibration"), "calibration_then": then}
+        return html.Shown({"step": step, "split": "input", **result, "drift": moved})
     try:
         if distributed.is_main():
             drawn = evaluation.curves(reports)

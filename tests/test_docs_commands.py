@@ -35,6 +35,7 @@ FILL = {
 SHORTER = {
     "train": "train.steps=2 mesh.devices=1",
     "train movietweetings mesh.devices=8": "train.steps=2",
+    "train runs/clicks --more": "mesh.devices=1",
     "train synthetic": "train.steps=2 mesh.devices=1 data.train_rows=4096 data.validation_rows=512 data.test_rows=512",
     "train bench_mlperf_dcnv2": (
         "train.steps=2 data.scale=0.001 data.test_rows=64 train.batch_size=64 "
@@ -87,7 +88,7 @@ def test_is_accepted(words, tmp_path, monkeypatch):
     """Verb, options, preset and settings; nothing is run."""
     options, rest = make_parser().parse_known_args(join_words([FILL.get(word, word) for word in words[1:]]))
     assert [word for word in rest if "=" not in word or word.startswith("-")] == []
-    if getattr(options, "preset", None):
+    if getattr(options, "preset", None) and not getattr(options, "more", None):  # with it, it is a run folder
         overrides = [*options.overrides, *rest]
         monkeypatch.chdir(tmp_path)
         recjax.load(options.preset, overrides)
@@ -119,6 +120,9 @@ def folder(tmp_path, monkeypatch):
         }
     )
     parquet.write_table(table, "clicks.parquet")
+    for day in ("tuesday", "wednesday", "thursday", "friday"):  # of which some users are new
+        of_day = table.set_column(0, "user", pa.array(random.integers(20, 60, 400)))
+        parquet.write_table(of_day, f"{day}.parquet")
     joined = table.drop_columns(["tags"]).append_column("tags", pa.array(["a|b"] * 400))
     csv.write_csv(joined, "clicks.csv")
     csv.write_csv(joined.drop_columns(["clicked"]), "new.csv")

@@ -29,6 +29,7 @@ def test_there_are_notebooks():
         "06_compare_models",
         "07_own_module",
         "08_several_tasks",
+        "09_retrain",
     ]
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from recjax.errors import ConfigError
 from recjax.lab.trace import replay_verb
-from recjax.utils.bus import bus_factor
-from recjax.utils.units import read_bytes, read_rate, read_time, read_whole_bytes, size_text
+from recjax.utils.units import bus_factor, read_bytes, read_rate, read_time, read_whole_bytes, size_text
 
 SIZES = {"8": 8, "64KiB": 65536, "1.5MiB": 1572864, "64kB": 64000, "2 GiB": 2**31, "1e3B": 1000, "0.5KiB": 512}
 

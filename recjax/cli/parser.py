@@ -41,8 +41,15 @@ def make_parser(verb: str | None = None) -> argparse.ArgumentParser:
         "train a preset, or resume the run in --out",
         "train movietweetings train.batch_size=512 --out runs/first",
     )
-    train.add_argument("preset", help=common.PRESET)
+    train.add_argument("preset", help=f"{common.PRESET}; with --more a run folder")
     common.overrides(train)
+    common.trusting(train)
+    train.add_argument(
+        "--more",
+        metavar="DATA",
+        help="go on with a run on further rows, which are measured first: a file as it was trained on, a folder or a "
+        "pattern of such files, or a folder of prepared data",
+    )
     train.add_argument(
         "--out",
         type=expanded,

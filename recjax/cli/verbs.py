@@ -22,6 +22,11 @@ def train(options: argparse.Namespace) -> None:
     from recjax.config import presets
     from recjax.train.run.summary import results
 
+    if options.more is not None:
+        _go_on(options)
+        return
+    if options.trust_code:
+        raise ConfigError("--trust-code is for a run folder, which --more goes on with. A preset that you name is run.")
     preset = presets.load(options.preset)
     config = presets.override(preset, options.overrides)
     if replaced := presets.consequences(preset, config, options.overrides):
@@ -29,6 +34,22 @@ def train(options: argparse.Namespace) -> None:
     out = options.out or presets.default_out(config)
     summary = runs.train(config, out)
     write_result(options, {"out": str(out), **summary}, lambda: f"{results(summary)}\n\ncurves: {out}/curves.png")
+
+
+def _go_on(options: argparse.Namespace) -> None:
+    """Goes on with a run on further data."""
+    from recjax import main as runs
+    from recjax.train.run import more
+    from recjax.utils.paths import expanded
+
+    if options.out is not None:
+        raise ConfigError(
+            f"--more goes on in the run folder itself, {options.preset}, so --out has no place. Leave it out; "
+            "train.init_from=RUN starts another run from this one."
+        )
+    run = expanded(options.preset)
+    summary = runs.train_further(run, options.more, options.overrides, trust_code=options.trust_code)
+    write_result(options, {"out": str(run), **summary}, lambda: more.to_text(summary))
 
 
 _DETAILS = ("top", "group", "calibration_bins", "calibration_by", "exact_rows")  # options that are settings of Details

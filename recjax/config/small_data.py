@@ -47,7 +47,7 @@ class SmallData:
             below_rows=(0, None),
             batch_size=(1, None),
             steps=(1, None),
-            epochs=(1, None),
+            epochs=(0, None),
             eval_every=(0, None),
             evaluations=(1, None),
             patience=(0, None),

@@ -198,8 +198,15 @@ class TrainConfig:
     """Settings of training: how long, and on what."""
 
     batch_size: int = 1024  # B, samples per step over all devices
-    epochs: int = 1  # passes over the training split
+    epochs: int = 1  # passes over the training split; 0, with init_from: none, the run holds what it starts with
     steps: int = 0  # number of steps, in place of `epochs`; 0: as many as `epochs` gives
+    # Run folder whose weights this run starts with, rows of tables by their original values; empty: new weights
+    init_from: str = ""
+    # Step of that run: chosen (by its validation, or else the newest), newest, or one that has a checkpoint
+    init_step: Literal["chosen", "newest"] | int = "chosen"
+    init_slots: bool = True  # also start with the state of that run's optimizers
+    # Parts that stay as they are: dense, tables, or tables:NAME of one table. They keep no optimizer state
+    freeze: tuple[str, ...] = ()
     optimizer: DenseOptimizer = DenseAdagrad()  # optimizer of the dense parameters
     schedule: Schedule = Constant()  # factor of the learning rates of the dense parameters and of the tables
     clip_norm: float = 0.0  # largest norm of all gradients together, dense and tables' summed rows; 0: no limit
@@ -256,14 +263,15 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         sizes = ("batch_size", "eval_batch_size", "shuffle_blocks", "accumulate")
-        positive = (*sizes, "log_every", "epochs", "average_every")
-        not_negative = ("steps", "eval_every", "patience", "workers", "checkpoint_increments")
+        positive = (*sizes, "log_every", "average_every")
+        not_negative = ("epochs", "steps", "eval_every", "patience", "workers", "checkpoint_increments")
         check_ranges(self, **dict.fromkeys(positive, (1, None)), **dict.fromkeys(not_negative, (0, None)))
         check_ranges(self, dense_delay=(0, 1))
         if self.steps_per_call != "auto":
             check_ranges(self, steps_per_call=(1, 4096))
         check_not_negative(self, "clip_norm", "bucket_mib")
         self._check_groups()
+        self._check_start()
         choice.parse(self.choose_by)
         if not self.checkpoint_steps and not self.checkpoint_s and self.checkpoint_every != 0:
             raise ConfigError(
@@ -291,6 +299,46 @@ class TrainConfig:
                 f"dense_delay is {self.dense_delay} and clip_norm {self.clip_norm:g}: the norm of all gradients of a "
                 "step is not known while those of the dense part are late. Set one of them to 0."
             )
+
+    def _check_start(self) -> None:
+        """Refuses settings of what a run starts with that contradict each other (ConfigError)."""
+        if self.init_step not in ("chosen", "newest"):
+            check_ranges(self, init_step=(0, _MOST))
+        if not self.init_from and (self.init_step != "chosen" or not self.init_slots):
+            name = "init_slots" if self.init_step == "chosen" else "init_step"
+            raise ConfigError(
+                f"{name} is {str(getattr(self, name)).lower()}, but init_from names no run to start from. Give "
+                f"train.init_from=RUN, or leave train.{name} out."
+            )
+        if not self.epochs and not self.steps and not self.init_from:
+            raise ConfigError(
+                "epochs is 0, so nothing would be trained, and the run would hold random weights. Give epochs of 1 or "
+                "more; or train.init_from=RUN, for a run that holds that one's weights for other data."
+            )
+        for text in self.freeze:
+            part, _, name = text.partition(":")
+            if not (text == "dense" or (part == "tables" and bool(name) == (":" in text))):
+                raise ConfigError(
+                    f"freeze has {text!r}, which is no part of a model. Parts are dense, tables for all tables, and "
+                    "tables:NAME for one: train.freeze=tables:item,dense."
+                )
+        if self.freezes_dense and self.dense_delay:
+            raise ConfigError(
+                f"freeze has dense, and dense_delay is {self.dense_delay}, which is about gradients of the dense part: "
+                "there are none. Leave train.dense_delay out."
+            )
+
+    @property
+    def freezes_dense(self) -> bool:
+        """True if the dense part stays as it is."""
+        return "dense" in self.freeze
+
+    @property
+    def frozen_tables(self) -> tuple[str, ...] | None:
+        """Names of the tables that stay as they are; None: all."""
+        if "tables" in self.freeze:
+            return None
+        return tuple(text.partition(":")[2] for text in self.freeze if text != "dense")
 
     @property
     def all_trackers(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recjax.embedding.bands import BoundSegment, Lookup, Piece, Pool, Source
-from recjax.embedding.optim import SlotSpec
+from recjax.embedding.optim import Frozen, SlotSpec
 from recjax.embedding.row_order import Cut, Split
 from recjax.embedding.segment import EXACT, Exchange
 from recjax.embedding.spec import FeatureSpec, Rounding, TableDtype
@@ -235,6 +235,11 @@ class Group(_InReplicas):
         """Returns the optimizer's slots for every row in one part of the buffer, by slot name."""
         slots: dict[str, SlotSpec] = self.optimizer.slots(self.width)
         return slots
+
+    @property
+    def frozen(self) -> bool:
+        """True if no step changes its rows."""
+        return isinstance(self.optimizer, Frozen)
 
     @property
     def features(self) -> tuple[FeatureSpec, ...]:

@@ -320,4 +320,20 @@ class Ftrl:
         return -shrunk_UxD / curvature_UxD, {"z": z_UxD, "n": n_UxD}
 
 
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """No update: rows stay as they are to the last bit, and keep no slots. `train.freeze` gives it to a table.
+
+    No config chooses it by its kind, and no gradient is sent for such a table (`ShardedEmbeddings`).
+    """
+
+    kind: ClassVar[str] = "frozen"
+    row_wise: ClassVar[bool] = False
+    every_row: ClassVar[bool] = False
+
+    def slots(self, dim: int) -> dict[str, SlotSpec]:
+        """None."""
+        return {}
+
+
 SparseOptimizer = RowWiseAdagrad | Adagrad | Sgd | Adam | PartialRowWiseAdam | Ftrl

@@ -43,6 +43,11 @@ class ShardedEmbeddings:
 
     bound: BoundPlan
 
+    @property
+    def learning(self) -> list[Group]:
+        """The groups that a step updates: all but those of frozen tables, whose gradients nobody asks for."""
+        return [group for group in self.bound.groups if not group.frozen]
+
     def partition_specs(self) -> dict[str, P]:
         """Group name -> how its buffer is split over the mesh."""
         return {group.name: P(group.value_group.partition_axes) for group in self.bound.groups}
@@ -113,7 +118,7 @@ class ShardedEmbeddings:
           homes: of the slots of mapped groups.
         """
         found = {}
-        for group in self.bound.groups:
+        for group in self.learning:
             touched, sums = gradients[group.name]
             if group.mapped:
                 slots = touched if group.spread else jnp.arange(group.rows, dtype=jnp.int32)
@@ -137,7 +142,7 @@ class ShardedEmbeddings:
                 exchange, routing.pooled[name], residuals.pooled[name], grads.vectors
             )
         gradients: Gradients = {}
-        for group in self.bound.groups:
+        for group in self.learning:
             own, further = residuals.groups.get(group.name), pooled.get(group.name)
             with jax.named_scope(group.name):
                 if own is not None:
@@ -164,8 +169,8 @@ class ShardedEmbeddings:
           came from, which would then wait for the row gradients.
         """
         bound = self.bound
-        spread = [of_groups[g.name] for g in bound.groups if g.sharding.updates_apart]
-        every = [g for g in bound.groups if not g.sharding.updates_apart]
+        spread = [of_groups[g.name] for g in self.learning if g.sharding.updates_apart]
+        every = [g for g in self.learning if not g.sharding.updates_apart]
         in_group = [of_groups[g.name] for g in every if g.independent]
         alike = sum((of_groups[g.name] for g in every if not g.independent), replicated)
         if not spread and not in_group:
@@ -188,7 +193,7 @@ class ShardedEmbeddings:
         """Makes one exact update of the touched rows of all tables, and writes nothing: see `Sharding.propose`."""
         means = row_means(self.bound, tables, routing, residuals, gradients, context)
         proposed: dict[str, Proposed] = {}
-        for group in self.bound.groups:
+        for group in self.learning:
             name = group.name
             with jax.named_scope(name):
                 proposed[name] = group.sharding.propose(
@@ -206,9 +211,9 @@ class ShardedEmbeddings:
         ok: jax.Array,
     ) -> tuple[Tables, GroupSlots]:
         """Writes what `propose` gave, in place, or nothing unless `ok`: see `Sharding.write`."""
-        new_tables: Tables = {}
-        new_slots: GroupSlots = {}
-        for group in self.bound.groups:
+        new_tables: Tables = dict(tables)
+        new_slots: GroupSlots = dict(slots)
+        for group in self.learning:
             name = group.name
             with jax.named_scope(name):
                 new_tables[name], new_slots[name] = group.sharding.write(

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from typing import ClassVar, Literal, get_args
 
-from recjax.embedding.optim import EVERY_ROW_VALUES, SparseOptimizer
+from recjax.embedding.optim import EVERY_ROW_VALUES, Frozen, SparseOptimizer
 from recjax.errors import ConfigError
 from recjax.settings.values import check_ranges
 from recjax.utils.text import first_repeated
@@ -55,7 +55,7 @@ class TableSpec:
     name: str
     rows: int
     dim: int
-    optimizer: SparseOptimizer
+    optimizer: SparseOptimizer | Frozen
     init_scale: float | None = None
     placement: str | None = None
     dtype: TableDtype = "float32"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from recjax.errors import ConfigError
-from recjax.models.layers import CrossNet, Mlp, check_logit, check_widths
+from recjax.models.layers import CrossNet, Mlp, check_logit, check_widths, input_names
 from recjax.models.stateful import check_rate
 from recjax.settings.values import check_ranges
 
@@ -37,6 +38,10 @@ class DCNv2Config:
         check_ranges(self, cross_layers=(1, None))
         if self.rank < 0:
             raise ConfigError(f"rank is {self.rank}; give 1 or more, or 0 for full rank.")
+
+    def input_names(self, dense: Sequence[str], dims: Mapping[str, int]) -> list[str]:
+        """Names of the inputs of the layers that see all features: see `recjax.train.start_dense`."""
+        return input_names([f"bottom {i}" for i in range(self.bottom[-1])] if dense and self.bottom else dense, dims)
 
     def build(self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int) -> DCNv2:
         """Makes the module; the arguments are those of `DLRMConfig.build`, and dimensions may differ."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -11,7 +12,7 @@ from flax import nnx
 
 from recjax.errors import ConfigError
 from recjax.models.dense import full_precision
-from recjax.models.layers import FirstOrder, FirstOrderConfig, Mlp, embedded, normal, pair_sum, unequal
+from recjax.models.layers import FirstOrder, FirstOrderConfig, Mlp, embedded, input_names, normal, pair_sum, unequal
 
 FACTOR_SCALE = 0.1  # standard deviation of the initial factors of dense features, libFM's default
 
@@ -21,6 +22,11 @@ class DeepFMConfig(FirstOrderConfig):
     """Shape of a DeepFM. All embeddings must have one dimension."""
 
     kind: ClassVar[str] = "deepfm"
+
+    def input_names(self, dense: Sequence[str], dims: Mapping[str, int]) -> list[str]:
+        """Names of the inputs of the layers that see all features: see `recjax.train.start_dense`."""
+        features = embedded(dict(dims))
+        return input_names((), dict.fromkeys(dense, next(iter(features.values()), 1)) | features)
 
     def build(self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int) -> DeepFM:
         """Makes the module; the arguments are those of `WideDeepConfig.build`, with one D.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -10,7 +11,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from recjax.errors import ConfigError
-from recjax.models.layers import Mlp, check_logit, check_widths, chosen_precision, dot_interaction, unequal
+from recjax.models.layers import (
+    Mlp,
+    check_logit,
+    check_widths,
+    chosen_precision,
+    dot_interaction,
+    input_names,
+    unequal,
+)
 from recjax.models.stateful import check_rate
 
 
@@ -55,6 +64,16 @@ class DLRMConfig:
         if self.interaction == "dot":
             self._check_dot(dense, dims)
         return DLRM(self, dense, dims, dtype=dtype, rngs=nnx.Rngs(seed))
+
+    def input_names(self, dense: Sequence[str], dims: Mapping[str, int]) -> list[str]:
+        """Names of the inputs of the layers that see all features: see `recjax.train.start_dense`."""
+        bottom = [f"bottom {i}" for i in range(self.bottom[-1] if dense else 0)]
+        if self.interaction == "cat":
+            return input_names(bottom, dims)
+        names = [*(["bottom"] if dense else []), *dims]
+        last = 1 if self.interaction_itself else 0
+        pairs = ((names[i], names[j]) for i in range(len(names)) for j in range(i + last))
+        return [*bottom, *(" * ".join(sorted(pair)) for pair in pairs)]
 
     def _check_dot(self, dense: int, dims: dict[str, int]) -> None:
         x = self.bottom[-1] if dense else next(iter(dims.values()), 0)

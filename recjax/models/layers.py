@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -96,6 +96,11 @@ def unequal(dims: dict[str, int], dim: int) -> str:
     """The features whose dimension is not `dim`, for a message: "item (8), tags (4) and 3 more"; "" if none."""
     other = [f"{name} ({d})" for name, d in dims.items() if d != dim]
     return ", ".join(other[:5]) + (f" and {len(other) - 5} more" if len(other) > 5 else "")
+
+
+def input_names(dense: Sequence[str], dims: Mapping[str, int]) -> list[str]:
+    """Names of the inputs [dense features, embeddings] of a layer: each dense column, and each value of a vector."""
+    return [*dense, *(f"{name} {d}" for name, width in dims.items() for d in range(width))]
 
 
 def embedded(dims: dict[str, int]) -> dict[str, int]:

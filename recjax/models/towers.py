@@ -12,7 +12,7 @@ from flax import nnx
 
 from recjax.data.batch import ONLY
 from recjax.models.dense import full_precision
-from recjax.models.layers import Linear, Mlp, linear
+from recjax.models.layers import Linear, Mlp, input_names, linear
 
 
 class TaskModelConfig(abc.ABC):
@@ -20,6 +20,10 @@ class TaskModelConfig(abc.ABC):
 
     first_order: ClassVar[bool] = False
     multi_task: ClassVar[bool] = True
+
+    def input_names(self, dense: Sequence[str], dims: Mapping[str, int]) -> list[str]:
+        """Names of the inputs of the layers that see all features: see `recjax.train.start_dense`."""
+        return input_names(dense, dims)
 
     def build(
         self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int, outputs: dict[str, int] | None = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from recjax.models.layers import FirstOrder, FirstOrderConfig, Mlp, embedded
+from recjax.models.layers import FirstOrder, FirstOrderConfig, Mlp, embedded, input_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +18,10 @@ class WideDeepConfig(FirstOrderConfig):
     """Shape of a Wide & Deep model."""
 
     kind: ClassVar[str] = "wide_deep"
+
+    def input_names(self, dense: Sequence[str], dims: Mapping[str, int]) -> list[str]:
+        """Names of the inputs of the layers that see all features: see `recjax.train.start_dense`."""
+        return input_names(dense, embedded(dict(dims)))
 
     def build(self, dense: int, dims: dict[str, int], *, dtype: Any, seed: int) -> WideDeep:
         """Makes the module.

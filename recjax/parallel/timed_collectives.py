@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from recjax.utils.bus import bus_factor
+from recjax.utils.units import bus_factor
 
 _AXIS = "rank"
 _CHAIN = 10  # collectives in a program, one after the other: a dispatch takes as long as one of them

@@ -29,7 +29,7 @@ import scipy.optimize
 from recjax.planning.machine import COLLECTIVES, HOST, SIZES, Kernel, Machine, Point
 from recjax.planning.reuse import Use
 from recjax.planning.work import Work
-from recjax.utils.bus import bus_factor
+from recjax.utils.units import bus_factor
 
 # What the work of a host goes by that is a sum: reading a batch, and handing its ids to owners that pool.
 _READING = ((), ("features",), ("samples",), ("samples", "features"), ("ids",))

@@ -20,7 +20,6 @@ from recjax.errors import ConfigError, TrainingError
 from recjax.parallel import distributed
 from recjax.planning.assign import WAYS, Assignment, as_plan
 from recjax.planning.machine import Machine
-from recjax.planning.memory import GIB, USABLE, needed
 from recjax.planning.planner import (
     BAND,
     Planner,
@@ -33,7 +32,7 @@ from recjax.planning.planner import (
     with_reasons,
 )
 from recjax.planning.predict import Prediction
-from recjax.planning.question import Answer, Question, TierChoice
+from recjax.planning.question import GIB, USABLE, Answer, Question, TierChoice, needed
 from recjax.planning.step_sizes import StepSizes, of_plan
 from recjax.planning.tier_replay import COUNTS
 from recjax.planning.tier_run import Run, bound_as, costs, modelled, rates, with_moves

@@ -43,13 +43,14 @@ from recjax.serving.manifest_form import PLATFORMS
 from recjax.serving.program import Held, input_shapes, make_program, serialise
 from recjax.tiers import records, row_cache, transfers
 from recjax.train import state as states
-from recjax.train.run.folder import DATA_SNAPSHOT
+from recjax.train.metrics import drift
+from recjax.train.run.folder import data_snapshot
 from recjax.train.run.open_run import open_run
 from recjax.train.state import TrainState
 from recjax.train.table_specs import nearest_names, specs
 from recjax.train.trainer import Trainer
 from recjax.utils import log
-from recjax.utils.files import checksums, disk_error
+from recjax.utils.files import checksums, disk_error, write_json
 from recjax.utils.lazy_arrays import PART_BYTES, LazyArray, as_lazy
 from recjax.utils.paths import expanded, located
 from recjax.utils.version import __version__
@@ -83,10 +84,11 @@ def export(
     """
     run, out = located(run), expanded(out)
     _check(out, quantize, platforms, format, disk)
-    source = run_snapshot.open_snapshot(run / DATA_SNAPSHOT)
+    source = run_snapshot.open_snapshot(data_snapshot(run, step))
     trainer, state, step = open_run(run, overrides, (), step, log.info, source=source, trust_code=trust_code)
     kept = None if source is None else source.path
-    sizes = write(trainer, state, step, out, quantize, platforms, kept, format, user, disk)
+    values = drift.read_profile(run)
+    sizes = write(trainer, state, step, out, quantize, platforms, kept, format, user, disk, values)
     tables = [size for file, size in sizes.items() if file.startswith("tables/")]
     return {
         "out": str(out),
@@ -113,10 +115,12 @@ def write(
     format: Format = "stablehlo",
     user: Sequence[str] = (),
     disk: Sequence[str] = (),
+    values: Mapping[str, Any] | None = None,
 ) -> dict[str, int]:
     """`export` of a state in memory, after so many steps; gives the bytes of each file.
 
-    Other arguments and what is raised are those of `export`; `data` is what the run kept of its data, if it has files.
+    Other arguments and what is raised are those of `export`; `data` is what the run kept of its data, if it has files,
+    and `values` the profile of the rows that trained, see `drift.py`.
     """
     schema = trainer.source.schema
     names = [feature.name for feature in schema.features]
@@ -184,6 +188,8 @@ def write(
             (unfinished / name).write_bytes(program)
         if data is not None:
             shutil.copytree(data, unfinished / "data")
+        if values is not None:
+            write_json(unfinished / drift.FILE, values)
         for module in (loader, manifest_form, *([records, row_cache, transfers, on_disk] if kept_there else [])):
             shutil.copyfile(str(module.__file__), unfinished / Path(str(module.__file__)).name)
         manifest["outputs"] = {"dtype": "float32", "shape": _shape(result)} | outputs.described(trainer)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from recjax.data.arrow import chunk_columns, convert, labels, pieces, roles, scan
-from recjax.data.arrow.label import Label
-from recjax.data.arrow.pieces import Piece
-from recjax.data.arrow.scan import TableFile
+from recjax.data.arrow import scan
+from recjax.data.arrow.reader import LabelledReader
 from recjax.data.arrow.spool import is_table, spool
-from recjax.data.arrow.wording import Wording
 from recjax.data.batch import Batch
-from recjax.data.prepare.chunk import Chunk
+from recjax.data.prepare.chunk import Chunk, Coded
 from recjax.data.prepare.encoder import Encoder, open_encoder
 from recjax.data.source import BLOCK_ROWS, between
 from recjax.data.storage import run_snapshot
@@ -28,17 +26,20 @@ from recjax.errors import ConfigError, DataError
 from recjax.serving import table_rows
 from recjax.settings.from_python import short
 
-_ROWS = 2**16  # that are encoded together
 _SPLIT = "test"
 
 
 class WithRows(PreparedSource):
-    """Data that a run kept, with other rows as the test split."""
+    """Data that a run kept, with other rows as the test split.
 
-    def __init__(self, kept: PreparedSource, rows: PreparedSource) -> None:
+    Attributes:
+      missing: column -> share of the rows that lack its value; of jagged ones, of their entries.
+    """
+
+    def __init__(self, trained: PreparedSource, rows: PreparedSource, missing: Mapping[str, float]) -> None:
         """`rows` has the test split."""
-        super().__init__(kept.path, kept.manifest)
-        self._rows = rows
+        super().__init__(trained.path, trained.manifest)
+        self._rows, self.missing = rows, missing
 
     def row_counts(self, split: str) -> np.ndarray:
         """See `PreparedSource`."""
@@ -78,56 +79,43 @@ def with_rows(kept: Path, given: Any, encoding: str = "") -> Iterator[WithRows]:
             files = [spool(given, folder / "rows.arrow", "the table")]
         else:
             raise ConfigError(f"evaluate needs a table or the path of a file as input, not {short(given)}.")
-        encoder = open_encoder(source.path)
-        blocks = (block for file in files for block in _blocks(file, source, encoder))
+        lacking, reader = _Missing(), LabelledReader(files, source)
+        blocks = _blocks(reader, open_encoder(source.path), lacking)
         made = write_prepared(folder / "rows", source.name, source.schema, {_SPLIT: blocks}, {})
         if not made.row_counts(_SPLIT).sum():
             raise DataError(f"{files[0]} has no rows to evaluate. Give a table with rows.")
-        yield WithRows(source, open_prepared(made.path))
+        yield WithRows(source, open_prepared(made.path), lacking.shares())
 
 
-def _blocks(file: TableFile, source: PreparedSource, encoder: Encoder) -> Iterator[Batch]:
-    """The rows of a file, encoded."""
-    described: Mapping[str, Any] = source.about["table"]
-    specs, meanings = roles.from_json(described), _labels(source)
-    conditions, names = table_rows.conditions_of(described), scan.schema(file).names
-    needed = list(dict.fromkeys([*(n for spec in specs for n in spec.columns), *meanings.columns]))
-    for name in [*needed, *(condition.column for condition in conditions)]:
-        if name not in names:
-            raise DataError(
-                f"{file} has no column {name!r}. It has {', '.join(map(repr, names))[:300]}. Rows to evaluate need all "
-                "columns that trained, and the label."
-            )
-    read = (piece for piece, _ in pieces.read([file], needed, conditions) if piece.rows)
-    for held in pieces.regular(read, _ROWS):
-        whole = _encoded(held, specs, meanings, encoder)
+class _Missing:
+    """Counts missing values."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._totals: collections.Counter[str] = collections.Counter()
+
+    def add(self, chunk: Chunk, dense: Sequence[str]) -> None:
+        """Takes in rows whose dense columns have these names."""
+        marks = {name: np.isnan(chunk.dense[:, number]) for number, name in enumerate(dense)}
+        for name, column in chunk.columns.items():
+            if isinstance(column, Coded):
+                marks[name] = column.codes == len(column.values)
+            else:
+                marks[name] = np.zeros(len(column.keys), bool) if column.missing is None else column.missing
+        for name, of_column in marks.items():
+            self._counts[name] += int(of_column.sum())
+            self._totals[name] += len(of_column)
+
+    def shares(self) -> dict[str, float]:
+        """Column -> share of its values that are missing."""
+        return {name: self._counts[name] / total for name, total in self._totals.items() if total}
+
+
+def _blocks(reader: LabelledReader, encoder: Encoder, missing: _Missing) -> Iterator[Batch]:
+    """The rows of files, encoded; `missing` counts values that they lack."""
+    for chunk in reader.chunks(0):
+        missing.add(chunk, reader.dense)
+        whole = encoder.encode(chunk)
         for start in range(0, whole.size, BLOCK_ROWS):
             yield between(whole, start, min(start + BLOCK_ROWS, whole.size))
-
-
-def _encoded(held: list[Piece], specs: list[roles.ColumnSpec], meanings: labels.Labels, encoder: Encoder) -> Batch:
-    arrays, rows = pieces.joined(held), sum(piece.rows for piece in held)
-    found = chunk_columns.raw_columns(arrays, specs, rows)
-    labels_nxT, weights_nxT, wrong = meanings.of(arrays)
-    if first := chunk_columns.first([*found.faults, *wrong], arrays):
-        at, fault, what = first
-        value = convert.plain(arrays[fault.column])[at]
-        hint = chunk_columns.encoding_hint(value, held[0].file.form, Wording.CONFIG.option)
-        raise DataError(f"{pieces.where(held)(at)}: {what}.{hint} Correct the value.")
-    if found.weights is not None:
-        weights_nxT = weights_nxT * found.weights[:, None]
-    if not encoder.schema.labels:
-        labels_nxT, weights_nxT = labels_nxT[:, 0], weights_nxT[:, 0]
-    return encoder.encode(Chunk(labels_nxT, found.dense, found.columns, np.zeros(rows, np.uint8), weights_nxT))
-
-
-def _labels(source: PreparedSource) -> labels.Labels:
-    """The labels as the data were prepared with them."""
-    described = source.about["table"].get("labels")
-    if described is None:
-        options = source.about["options"]
-        return labels.Labels((labels.Column(Label(options["label"], options["threshold"], options["positive"])),))
-    each = [
-        dict(one) | {"meaning": Label(**one["meaning"]), "classes": tuple(one.get("classes", ()))} for one in described
-    ]
-    return labels.Labels(tuple(labels.Column(**one) for one in each))

@@ -19,7 +19,7 @@ from recjax.serving.predict import open_to_predict, predict, predict_table
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.run import curves
 from recjax.train.run.curves import figure_of
-from recjax.train.run.folder import DATA_SNAPSHOT, read_config
+from recjax.train.run.folder import data_snapshot, read_config
 from recjax.train.run.open_run import use_checkpoint
 from recjax.train.state import TrainState, one_version
 from recjax.train.trainer import Trainer
@@ -186,7 +186,7 @@ class OpenedRun:
 
     @functools.cached_property
     def _data(self) -> Any:
-        return run_snapshot.open_snapshot(self.path / DATA_SNAPSHOT)
+        return run_snapshot.open_snapshot(data_snapshot(self.path, self._asked))
 
     def _ids(self, table: str, rows: int) -> OriginalIds:
         """The ids of a table: those of the feature whose name it has, with or without "linear"."""

@@ -32,7 +32,7 @@ from recjax.errors import ConfigError, DataError
 from recjax.serving import outputs, rows, scores, table_rows
 from recjax.serving.faults import RowFaults
 from recjax.settings import items
-from recjax.train.run.folder import DATA_SNAPSHOT
+from recjax.train.run.folder import data_snapshot
 from recjax.train.run.open_run import open_run
 from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer
@@ -126,7 +126,7 @@ def open_to_predict(
     run: Path, step: int | Literal["newest"] | None, trust_code: bool, overrides: Sequence[str]
 ) -> tuple[Trainer, TrainState, int]:
     """Opens a run, with what it kept of its data; the arguments are those of `predict`."""
-    source = run_snapshot.open_snapshot(run / DATA_SNAPSHOT)
+    source = run_snapshot.open_snapshot(data_snapshot(run, step))
     return open_run(run, overrides, (), step, log.info, source=source, trust_code=trust_code)
 
 

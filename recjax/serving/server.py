@@ -111,7 +111,7 @@ def make_app(service: Service) -> Any:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        text, kind = service.metrics.text()
+        text, kind = service.metrics_text()
         return Response(text, media_type=kind)
 
     return app

@@ -20,6 +20,7 @@ from recjax.errors import ConfigError, DataError, TrainingError
 from recjax.serving import loader, outputs
 from recjax.serving.requests import BadRequestError, RequestReader, Scorable, columns_of
 from recjax.serving.scoring import BATCHES, Scorer
+from recjax.train.metrics import drift
 from recjax.utils import garbage
 
 _Waiting = tuple[Scorable, "asyncio.Future[np.ndarray]"]  # with what becomes its logits
@@ -93,6 +94,14 @@ class Metrics:
         self.rows_read = client.Gauge("recjax_rows_read", "Rows that were read from disk", ["table"], **here)
         self.bags_cached = client.Gauge("recjax_bags_cached", "Bags that the cache had pooled", ["table"], **here)
         self.bags_pooled = client.Gauge("recjax_bags_pooled", "Bags that were pooled", ["table"], **here)
+        self.drift = {
+            what: client.Gauge(f"recjax_feature_{what}", text, ["feature"], **here)
+            for what, text in (
+                ("psi", "Population stability index of the values scored, to those that trained"),
+                ("unknown", "Share of the values scored that have no row of their own"),
+                ("missing", "Share of the values scored that are missing"),
+            )
+        }
         times = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
         self.seconds = client.Histogram(
             "recjax_request_seconds", "Time from a request's arrival to its answer", buckets=times, **here
@@ -152,10 +161,19 @@ class Service:
             "scores": list(outputs.names(self._tasks)),
             "most_candidates": config.most_candidates,
         }
+        then = drift.read_profile(folder)
+        self._seen = None if then is None else drift.SeenValues(then, model.signature["inputs"]["dense"]["columns"])
         self._waiting: collections.deque[_Waiting] = collections.deque()
         self._under_way = self._in_batches = 0
         self._threads: list[threading.Thread] = []
         self._reading, self._scoring, self._finishing = map(self._make_pool, (_THREADS, 1, 1))
+
+    def metrics_text(self) -> tuple[bytes, str]:
+        """All that is counted, as `Metrics.text` gives it."""
+        for feature, shares in (self._seen.shares() if self._seen is not None else {}).items():
+            for what, share in shares.items():
+                self.metrics.drift[what].labels(feature).set(share)
+        return self.metrics.text()
 
     @property
     def under_way(self) -> int:
@@ -239,6 +257,8 @@ class Service:
         ).items():
             raise BadRequestError(f"candidates[{at}]: {what}. Correct the value.")
         outputs.check(logits, np.arange(len(logits)))
+        if self._seen is not None:
+            self._seen.add(request.dense, request.bags)
         found = outputs.columns(self._tasks, logits, self._classes)
         return json.dumps({"step": self._step, "scores": found}).encode()
 

@@ -105,7 +105,11 @@ def judge(config: RunConfig, source: BlockSource, mesh: Mesh) -> Callable[[Plan]
 
 
 def build_trainer(
-    config: RunConfig, source: BlockSource | None = None, splits: Sequence[str] = (), weights: bool = True
+    config: RunConfig,
+    source: BlockSource | None = None,
+    splits: Sequence[str] = (),
+    weights: bool = True,
+    rows: int | None = None,
 ) -> Trainer:
     """Builds all that a training needs. Starts the JAX back end.
 
@@ -114,6 +118,7 @@ def build_trainer(
       source: its data; None opens `config.data`.
       splits: those that must have rows, so that a run does not find out at its end.
       weights: False leaves the model without its initial weights, in shapes alone: to compile, not to run.
+      rows: training samples that the settings are for; None: as many as the data have.
 
     Raises:
       ConfigError, DataError, DeviceError: what config, data or devices lack.
@@ -121,7 +126,7 @@ def build_trainer(
     source = config.data.open() if source is None else source
     for split in splits:
         require_rows(source, split)
-    config = config.for_rows(int(source.row_counts("train").sum()))
+    config = config.for_rows(int(source.row_counts("train").sum()) if rows is None else rows)
     if "train" in splits:  # what a run has learned otherwise stays usable
         check_shared_values(config, source)
     evaluates = splits and "train" not in splits  # by processes that read each block once

@@ -21,7 +21,7 @@ from recjax.errors import ConfigError
 from recjax.parallel import watchdog
 from recjax.settings.values import check_ranges
 from recjax.train.agreement import gather, never
-from recjax.train.metrics import calibration
+from recjax.train.metrics import calibration, drift
 from recjax.train.metrics.binned import BINS, SLICE_BINS, Binned, Exact
 from recjax.train.metrics.by_task import ByTask
 from recjax.train.metrics.samples import Gather
@@ -234,6 +234,8 @@ def to_text(result: Mapping[str, Any]) -> str:
                 names = ("value", "samples", "loss", *(name for name in rows[0] if name.endswith(of_task)))
             lines = [[str(row[name]) if name == "value" else _number(row[name]) for name in names] for row in rows]
             blocks.append(f"{split} by {feature}:\n" + "\n".join(aligned([names, *lines])))
+    if "drift" in result:
+        blocks.append(drift.to_text(result["drift"]))
     return "\n\n".join(blocks)
 
 

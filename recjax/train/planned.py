@@ -11,15 +11,20 @@ planned again, for the machine of the run folder.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from flax import nnx
 from jax.sharding import Mesh
 
 from recjax import settings
 from recjax.config.run import HotConfig, RunConfig
+from recjax.data.batch import Schema
 from recjax.data.source import BlockSource, mean_ids
 from recjax.embedding.bind import with_owners
 from recjax.embedding.layout import BoundPlan
@@ -33,16 +38,16 @@ from recjax.planning.hot import Choice
 from recjax.planning.machine import Machine
 from recjax.planning.machine_file import open_machine
 from recjax.planning.machine_file import write as write_machine
-from recjax.planning.memory import GIB
 from recjax.planning.planner import Planner, answer, by_thresholds, reason
 from recjax.planning.predict import HostWork, Prediction
-from recjax.planning.question import Answer, Question
+from recjax.planning.question import GIB, Answer, Question
 from recjax.planning.resolve import add_hot_rows, resolve, workload
-from recjax.planning.step_sizes import total_ids
+from recjax.planning.step_sizes import DenseSizes, total_ids
 from recjax.planning.tier_choice import choose, room
-from recjax.train.dense_sizes import dense_sizes
+from recjax.train.module import parameters
 from recjax.train.run import sources
-from recjax.train.table_specs import specs
+from recjax.train.table_specs import dims, specs
+from recjax.train.tasks import outputs_for, tasks_of
 from recjax.utils import strict_json
 from recjax.utils.files import write_json, write_whole
 
@@ -337,3 +342,46 @@ def to_text(found: dict[str, Any]) -> str:
     memory = ", ".join(f"{name} {size / GIB:.3g}" for name, size in found["memory_bytes"].items())
     lines.append(f"memory of a device, GiB: {memory}")
     return "\n".join(lines)
+
+
+_DTYPES = {"bfloat16": "bf16", "float64": "f64"}
+
+
+def dense_sizes(
+    config: RunConfig, schema: Schema, tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...]
+) -> DenseSizes:
+    """Returns the sizes of the dense part of a run.
+
+    Every array of two dimensions counts as a layer that all samples pass, and of three as several.
+
+    Raises:
+      ConfigError: as the model's `build`.
+    """
+    columns = dims(tables, features)
+    outputs = outputs_for(config.model, tasks_of(config, schema))
+    build = functools.partial(
+        config.model.build, len(schema.dense), columns, dtype=jnp.dtype(config.dense_dtype), seed=0, **outputs
+    )
+    params = parameters(nnx.eval_shape(build))
+    leaves = jax.tree.leaves(params)
+    values = sum(x.size for x in leaves)
+    state = jax.tree.leaves(jax.eval_shape(config.train.optimizer.build().init, params))
+    layers = tuple((int(x.shape[-2]), int(x.shape[-1])) for x in leaves if x.ndim > 1 for _ in range(_times(x.shape)))
+    dot = getattr(config.model, "interaction", "") == "dot"
+    pairs = (len(columns) + bool(schema.dense), max(columns.values())) if dot else None
+    return DenseSizes(
+        layers,
+        values,
+        round(sum(x.size for x in state) / max(1, values)),
+        len(leaves),
+        pairs,
+        sum(columns.values()),
+        _DTYPES.get(config.compute_dtype, "f32"),
+        config.train.bucket_mib * 2**20,
+        config.train.dense == "sharded",
+        config.train.accumulate,
+    )
+
+
+def _times(shape: tuple[int, ...]) -> int:
+    return math.prod(shape[:-2])

@@ -13,6 +13,7 @@ from recjax.train.inputs import InputStream
 from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer
 
+MOST_SOURCES = 100_000  # of a run, one after the other
 _CHOICE = ("best_step", "best_value", "misses", "stopped")
 
 
@@ -31,6 +32,8 @@ class TrainProgress:
       misses: evaluations since then.
       stopped: whether the run stopped early.
       unevaluated: whether the evaluation due at this step was broken off, as the run was asked to stop.
+      source: the number of the data that are trained on: 0 those that the run began with, then further ones.
+      source_end: of further data, the step at which they end; None of the first.
       end: None, or what the last step of a run did for being the last: "lines", the splits whose lines in
         metrics.jsonl are due to that, and the four attributes above as they would be without its evaluation.
     """
@@ -45,6 +48,8 @@ class TrainProgress:
     misses: int = 0
     stopped: bool = False
     unevaluated: bool = False
+    source: int = 0
+    source_end: int | None = None
     end: dict[str, Any] | None = None
 
     def advance(self, stream: InputStream) -> None:
@@ -81,6 +86,13 @@ class TrainProgress:
             setattr(self, name, self.end[name])
         lines, self.end = self.end["lines"], None
         return list(lines)
+
+
+def source_number(meta: Mapping[str, Any]) -> int:
+    """Returns the number of the data that a checkpoint was trained on last, from what it says of itself."""
+    cursor = meta.get("cursor")
+    number = cursor.get("source", 0) if isinstance(cursor, Mapping) else 0
+    return number if type(number) is int and 0 <= number < MOST_SOURCES else 0
 
 
 def describe(trainer: Trainer, progress: TrainProgress) -> dict[str, Any]:

@@ -136,6 +136,13 @@ def _dense_part(model: nnx.Module, tx: optax.GradientTransformation, dtype: Any)
     return dense, tx.init(dense), jax.tree.map(lambda x: jnp.array(x, kept_dtype(x, dtype)), kept_state(model))
 
 
+def new_dense(model: nnx.Module, tx: optax.GradientTransformation, dtype: Any, late: bool = False) -> dict[str, Any]:
+    """The dense part before the first step, in the form of `export`: "dense", "opt", and "module" and "late" if any."""
+    dense, opt, module = _dense_part(model, tx, dtype)
+    parts = {"dense": dense, "opt": opt, **({"module": module} if jax.tree.leaves(module) else {})}
+    return {name: _named_leaves(part) for name, part in (parts | ({"late": _nothing(dense)} if late else {})).items()}
+
+
 def _dense_form(model: nnx.Module, tx: optax.GradientTransformation, dtype: Any) -> tuple[Any, Any, Any]:
     """Shapes and dtypes of what `_dense_part` gives."""
 
@@ -248,7 +255,7 @@ def from_host(
 
 def _named_leaves(tree: Any) -> dict[str, np.ndarray]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {_name(path): np.array(whole(_copy(x))) for path, x in leaves}
+    return {path_name(path): np.array(whole(_copy(x))) for path, x in leaves}
 
 
 def _copy(x: Any) -> Any:
@@ -262,7 +269,7 @@ def _fill(tree: Any, saved: dict[str, np.ndarray | LazyArray], what: str) -> Any
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     out = []
     for path, leaf in leaves:
-        name = _name(path)
+        name = path_name(path)
         found = saved.get(name)
         if found is None or found.shape != leaf.shape or found.dtype != leaf.dtype:
             held = "nothing" if found is None else f"shape {found.shape}, {found.dtype}"
@@ -274,5 +281,6 @@ def _fill(tree: Any, saved: dict[str, np.ndarray | LazyArray], what: str) -> Any
     return jax.tree_util.tree_unflatten(structure, out)
 
 
-def _name(path: tuple[Any, ...]) -> str:
+def path_name(path: tuple[Any, ...]) -> str:
+    """The name of a leaf in a checkpoint, by its path in a tree."""
     return jax.tree_util.keystr(path, simple=True, separator=".")

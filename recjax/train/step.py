@@ -244,6 +244,7 @@ class StepOptions:
       seed: of stochastic rounding and of dropout; see `low_precision.py` and `recjax.models.stateful`.
       per_sample: whether the module asks which samples it sees: see `Forward`.
       late: whether the dense part takes the gradients of the step before: see `recjax.train.late`.
+      frozen: whether the dense part, with the module's other state, stays as it is to the last bit.
     """
 
     clip_norm: float = 0.0
@@ -252,6 +253,7 @@ class StepOptions:
     seed: int = 0
     per_sample: bool = False
     late: bool = False
+    frozen: bool = False
 
 
 PLAIN = StepOptions()
@@ -324,6 +326,8 @@ def make_train_step(
             grads, loss, weight = mean_over_batch(how, sent, loss, inputs.weights_B, order)
             inverse = 1 / weight
         grads = late_grads if options.late else grads
+        if options.frozen:  # they count neither to clip nor as non-finite ones
+            grads = jax.tree.map(jnp.zeros_like, grads)
         sparse_grads = embeddings.send_gradients(residuals, inputs.routing, found_grads)  # sums over the batch
         bad = {"bad_loss": (~jnp.isfinite(loss)).astype(jnp.int32)}
         grads, scale, bad_norm = clip_by_global_norm(
@@ -346,6 +350,8 @@ def make_train_step(
         tables, slots = embeddings.write(state.tables, state.slots, sparse_grads, context, proposed, ok)
         was = (state.dense, state.opt, state.module, state.late)
         params, opt, module, kept = _keep_if(ok, (new_params, new_opt, module, kept), was)
+        if options.frozen:  # not by an update of 0, to which -0.0 would be 0.0
+            params, module = state.dense, state.module
         new = TrainState(state.step + ok.astype(jnp.int32), ok, params, opt, tables, slots, state.homes, module, kept)
         of_tasks = {"losses": losses} if tasks else {}
         return new, {"loss": loss, **of_tasks, "weight": weight, "ok": ok, **bad}

@@ -14,6 +14,7 @@ from recjax.data.batch import ANY_ID, Feature, Schema
 from recjax.data.datasets.own_table import Table
 from recjax.data.row_values import describe_difference, row_values
 from recjax.data.source import BlockSource
+from recjax.embedding.optim import Frozen
 from recjax.embedding.plan import Plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
@@ -84,7 +85,24 @@ def specs(
     tables = [_with_own(table, embedding.tables) for table in tables]
     ids = {table.name + LINEAR: table.ids for table in tables if table.ids}
     tables = [dataclasses.replace(table, ids=ids.get(table.name, table.ids)) for table in tables]
-    return tuple(tables), tuple(features)
+    return tuple(_with_frozen(config, tables)), tuple(features)
+
+
+def _with_frozen(config: RunConfig, tables: list[TableSpec]) -> list[TableSpec]:
+    """The tables, of which those of `train.freeze` have no rule of updates (ConfigError: there is no such table)."""
+    frozen, names = config.train.frozen_tables, [table.name for table in tables]
+    frozen = tuple(names) if frozen is None else frozen
+    for name in frozen:
+        if name not in names:
+            raise ConfigError(f"train.freeze=tables:{name}: there is no table {name!r}. {nearest_names(name, names)}")
+    for table in tables:
+        if table.name in frozen and table.ids:
+            raise ConfigError(
+                f"train.freeze has the table {table.name!r}, whose ids are dynamic: rows go to other keys in the "
+                "course of a training, so they cannot stay as they are. Leave it out, or "
+                f"embedding.tables.{table.name}.ids."
+            )
+    return [dataclasses.replace(table, optimizer=Frozen()) if table.name in frozen else table for table in tables]
 
 
 def _rows(config: RunConfig, feature: Feature) -> int:

@@ -24,6 +24,7 @@ from recjax.embedding.address import Maps
 from recjax.embedding.dynamic.tables import DYNAMIC, DynamicTables, dynamic_tables, require_possible
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.lines import in_lines
+from recjax.embedding.optim import Frozen
 from recjax.embedding.plan import Plan
 from recjax.embedding.routing import device
 from recjax.embedding.spec import FeatureSpec, TableSpec
@@ -417,7 +418,16 @@ def assemble_trainer(
             f"embedding.tables.{dynamic_tables(bound)[0]}.ids=dynamic does not go with embedding.hot.rows, which are "
             "chosen by their numbers in the data. Leave that out, or ids=dynamic."
         )
-    tx = config.train.optimizer.build()
+    still = [table.name for table in tables if isinstance(table.optimizer, Frozen)]
+    if still and (config.embedding.hot.rows or any(group.frozen for group in bound.hot)):
+        where = (
+            f"embedding.hot.rows={config.embedding.hot.rows}" if config.embedding.hot.rows else "the plan's hot rows"
+        )
+        raise ConfigError(
+            f"train.freeze has the table {still[0]!r}, which does not go with {where}: hot rows are copied to every "
+            "device to be updated there. Leave hot rows out, or the table."
+        )
+    tx = optax.set_to_zero() if config.train.freezes_dense else config.train.optimizer.build()
     bucket_mib = chosen.bucket_mib if chosen else config.train.bucket_mib
     dense = make_dense(config.train.dense, bucket_mib, model, tx, dtype, mesh.devices.size)
     train = config.train
@@ -429,6 +439,7 @@ def assemble_trainer(
         config.seed,
         per_sample=per_sample,
         late=train.dense_delay > 0,
+        frozen=train.freezes_dense,
     )
     return Trainer(
         config=config,

@@ -39,6 +39,23 @@ def try_lock(file: IO[str]) -> bool:
     return True
 
 
+def is_locked(path: Path) -> bool:
+    """Returns whether another process holds the lock `path`, as far as can be seen; nothing is made or written."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return False
+
+
 @contextlib.contextmanager
 def locked_folder(path: Path) -> Iterator[Callable[[], bool]]:
     """Waits until nobody else holds the folder `path`, which is made; gives a function: is it still at that name?

@@ -64,3 +64,14 @@ def size_text(size_bytes: float) -> str:
         if size_bytes >= factor:
             return f"{size_bytes / factor:,.1f} {unit}"
     return f"{size_bytes:,.0f} B"
+
+
+def bus_factor(kind: str, ranks: int) -> float:
+    """Bytes that cross each rank's link for each byte of a message of this kind; 0 for one rank, and for a barrier."""
+    if ranks < 2 or kind == "barrier":
+        return 0.0
+    if kind == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if kind in ("all_to_all", "all_gather", "reduce_scatter", "gather", "scatter"):
+        return (ranks - 1) / ranks
+    return 1.0

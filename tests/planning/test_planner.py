@@ -9,7 +9,7 @@ import pytest
 from support.commands import SMALL, assert_refused, inside, write_preset
 from support.machines import MACHINE
 
-from recjax.config.planner import PlannerConfig
+from recjax.config.run import PlannerConfig
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import check_plan, make_plan
 from recjax.embedding.segment import EXACT, Exchange
@@ -18,11 +18,10 @@ from recjax.planning.assign import POOLING, WAYS, Demand, as_plan, sizes
 from recjax.planning.loads import Workload
 from recjax.planning.machine import Quantity
 from recjax.planning.machine_file import open_machine, write
-from recjax.planning.memory import GIB, needed
 from recjax.planning.planner import BAND, Planner, allowed, answer, exact_sizes, plain_ways, price, reason, search
 from recjax.planning.predict import HostWork
 from recjax.planning.profile import Profile, TableUse
-from recjax.planning.question import Question
+from recjax.planning.question import GIB, Question, needed
 from recjax.planning.step_sizes import DenseSizes
 
 pytestmark = pytest.mark.light_compile

@@ -18,9 +18,8 @@ from recjax.errors import ConfigError
 from recjax.planning import tier_run
 from recjax.planning.machine import Quantity
 from recjax.planning.machine_file import open_machine, write
-from recjax.planning.memory import GIB
 from recjax.planning.planner import exact_sizes
-from recjax.planning.question import Answer
+from recjax.planning.question import GIB, Answer
 from recjax.tiers.disk_speed import DiskRates
 from recjax.train.build import build_trainer
 from recjax.train.planned import plan_of, question

@@ -36,6 +36,7 @@ from recjax.serving import rows
 from recjax.serving.faults import RowFaults
 from recjax.sweep.file import read_sweep
 from recjax.train.checkpoint import manifest as checkpoints
+from recjax.train.metrics.drift import read_profile
 from recjax.train.run import sources
 from recjax.train.run.folder import read_config
 from support import damage_at_random as damage
@@ -250,6 +251,13 @@ def write_plan(folder: Path) -> None:
     np.save(folder / "warm.npy", np.array([40, 41], np.int32))
 
 
+PROFILE = json.dumps(
+    {
+        "rows": 9,
+        "ids": {"u": {"edges": [1, 4], "counts": [0, 5, 4]}},
+        "dense": {"x": {"edges": [0.5], "counts": [4, 5]}},
+    }
+)
 CRITEO = text(random_rows(30)).decode()
 TARGETS: dict[str, Target] = {
     "criteo": Target(
@@ -286,6 +294,7 @@ TARGETS: dict[str, Target] = {
         read_config,
     ),
     "paths.json": Target(texts({"paths.json": '{"data": "/a/data", "p.json": "/a/p.json"}'}), sources.recorded_sources),
+    "profile.json": Target(texts({"profile.json": PROFILE}), read_profile),
     "overrides": Target(
         texts({"overrides.txt": "train.steps=3\nmodel.top=64-1\nplan=auto\nembedding.tables.user.dim=4\n"}),
         read_overrides,

@@ -319,7 +319,7 @@ def run_oracle(problem: Problem, dtype: Any) -> Result:
                 looked_up = matrix @ tables[f.table]
                 pooled[f.name] = Sequence(looked_up, mask) if f.pooling == "none" else looked_up
             if problem.truth is not None:
-                by_path = {states._name(path): leaf for path, leaf in jax.tree.leaves_with_path(dense)}
+                by_path = {states.path_name(path): leaf for path, leaf in jax.tree.leaves_with_path(dense)}
                 return problem.truth(by_path, kept, x, pooled, y, w, step)
             logits = nnx.merge(graphdef, dense)(x, pooled)
             each = jnp.maximum(logits, 0) - logits * y + jnp.log1p(jnp.exp(-jnp.abs(logits)))

@@ -1,6 +1,6 @@
 """The paragraph on what a training with rows on the host did."""
 
-from recjax.tiers.report import in_short
+from recjax.train.run.summary import in_short
 from recjax.utils.host_memory import peak_bytes
 
 FIGURES = {

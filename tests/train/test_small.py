@@ -67,7 +67,7 @@ def test_the_rest_takes_the_place_of_the_recipe_below_the_limit_only():
     [
         ({"below_rows": -1}, "below_rows is -1; it must be at least 0"),
         ({"steps": 0}, "steps is 0; it must be at least 1"),
-        ({"epochs": 0}, "epochs is 0"),
+        ({"epochs": -1}, "epochs is -1"),
         ({"evaluations": 0}, "evaluations is 0"),
         ({"patience": -1}, "patience is -1"),
         ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),

@@ -1,4 +1,4 @@
-"""The reader of tables: two passes over their files, one to know the columns and one that hands on their rows."""
+"""Readers of tables: one that looks at the columns first, one that knows them from data that were prepared before."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, cast
 import numpy as np
 
 from recjax.data import batch
-from recjax.data.arrow import chunk_columns, convert, footer, pieces, roles, scan, splits
+from recjax.data.arrow import chunk_columns, convert, footer, labels, pieces, roles, row_filter, scan, splits
 from recjax.data.arrow.column_profile import ColumnProfile, ValueType
-from recjax.data.arrow.label import LabelProfile
+from recjax.data.arrow.label import Label, LabelProfile
 from recjax.data.arrow.labels import Labels, LabelsProfile, describe
 from recjax.data.arrow.pieces import Piece
 from recjax.data.arrow.proposals import explain_no_features, propose
@@ -21,9 +21,11 @@ from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.arrow.scan import TableFile
 from recjax.data.arrow.shared_vocabularies import check_like, share_vocabularies
 from recjax.data.arrow.splitter import Choices, Splitter
+from recjax.data.arrow.wording import Wording
 from recjax.data.prepare.chunk import Chunk
 from recjax.data.prepare.progress import PrepareProgress
 from recjax.data.source import SPLITS
+from recjax.data.storage.blocks import PreparedSource
 from recjax.data.text.source_files import sha256
 from recjax.data.thread_map import ahead
 from recjax.errors import ConfigError, DataError
@@ -31,6 +33,7 @@ from recjax.utils.text import did_you_mean, first_repeated
 
 _THREADS = 2  # that convert rows; Arrow and NumPy let go of the interpreter for most of it
 _CHUNK_ROWS = 2**17  # coded together: the more, the fewer values are sorted and searched again
+_ENCODED_ROWS = 2**16  # that are encoded together
 _SAMPLE_ROWS = 2**20  # that quantiles are taken of
 
 
@@ -94,7 +97,11 @@ class TableReader:
                 f"{choices.wording.option('columns', 'user:id,price:dense')}."
                 f"{explain_no_features(self.proposals, choices.wording)}"
             )
-        self.specs = self._with_edges({name: wanted[name].buckets for name in order if wanted[name].buckets})
+        self.use_specs(self._with_edges({name: wanted[name].buckets for name in order if wanted[name].buckets}))
+
+    def use_specs(self, specs: Sequence[ColumnSpec]) -> None:
+        """Reads the columns by these descriptions of them."""
+        self.specs = list(specs)
         self.features = [spec.feature for spec in self.specs if spec.is_feature]
         self.dense = tuple(chunk_columns.each(self.specs))
 
@@ -316,3 +323,84 @@ class TableReader:
 
 def _specs_of(name: str, asked: roles.Asked, profile: ColumnProfile) -> list[ColumnSpec]:
     return roles.parts_of(name, asked, profile) if asked.role == "time" else [roles.spec_of(name, asked, profile)]
+
+
+class LabelledReader:
+    """Hands labelled rows to an encoder, or to a preparation (a `recjax.data.prepare.chunk.Reader`), all as training.
+
+    Attributes:
+      specs: the columns, as the earlier data have them.
+    """
+
+    name = "table"
+    splits = "all rows train"
+
+    def __init__(self, files: Sequence[TableFile], trained: PreparedSource) -> None:
+        """Checks that the files have the columns.
+
+        Args:
+          files: with the rows.
+          trained: the data that were prepared before, or what a run kept of them.
+
+        Raises:
+          DataError: a column is missing.
+        """
+        described: Mapping[str, Any] = trained.about["table"]
+        self._files, self._meanings = files, _labels(trained)
+        self.specs = roles.from_json(described)
+        self._conditions = row_filter.parse(described.get("where", {}).get("conditions", ()))
+        self._needed = list(dict.fromkeys([*(n for spec in self.specs for n in spec.columns), *self._meanings.columns]))
+        self.label: str = trained.about.get("label", "")
+        self.labels: tuple[batch.Label, ...] = trained.schema.labels
+        self.features = [spec.feature for spec in self.specs if spec.is_feature]
+        self.dense = tuple(chunk_columns.each(self.specs))
+        for file in files:
+            names = scan.schema(file).names
+            for name in [*self._needed, *(condition.column for condition in self._conditions)]:
+                if name not in names:
+                    raise DataError(
+                        f"{file} has no column {name!r}. It has {', '.join(map(repr, names))[:300]}. These rows need "
+                        "all columns that trained, and the label."
+                    )
+
+    def files(self) -> dict[str, str]:
+        """File name -> sha256 of every file."""
+        return {file.title or str(file.path): sha256(file.path) for file in self._files}
+
+    def chunks(self, start: int) -> Iterator[Chunk]:
+        """Chunk number `start` and all later ones.
+
+        Raises:
+          DataError: a value is at fault, or a label is missing: with file, row and column.
+        """
+        read = (piece for piece, _ in pieces.read(self._files, self._needed, self._conditions) if piece.rows)
+        for number, together in enumerate(pieces.regular(read, _ENCODED_ROWS)):
+            if number >= start:
+                yield self._chunk(together)
+
+    def _chunk(self, together: list[Piece]) -> Chunk:
+        arrays, rows = pieces.joined(together), sum(piece.rows for piece in together)
+        columns = chunk_columns.raw_columns(arrays, self.specs, rows)
+        labels_nxT, weights_nxT, wrong = self._meanings.of(arrays)
+        if first := chunk_columns.first([*columns.faults, *wrong], arrays):
+            at, fault, what = first
+            value = convert.plain(arrays[fault.column])[at]
+            hint = chunk_columns.encoding_hint(value, together[0].file.form, Wording.CONFIG.option)
+            raise DataError(f"{pieces.where(together)(at)}: {what}.{hint} Correct the value.")
+        if columns.weights is not None:
+            weights_nxT = weights_nxT * columns.weights[:, None]
+        if not self.labels:
+            labels_nxT, weights_nxT = labels_nxT[:, 0], weights_nxT[:, 0]
+        return Chunk(labels_nxT, columns.dense, columns.columns, np.zeros(rows, np.uint8), weights_nxT)
+
+
+def _labels(source: PreparedSource) -> labels.Labels:
+    """The labels as the data were prepared with them."""
+    described = source.about["table"].get("labels")
+    if described is None:
+        options = source.about["options"]
+        return labels.Labels((labels.Column(Label(options["label"], options["threshold"], options["positive"])),))
+    each = [
+        dict(one) | {"meaning": Label(**one["meaning"]), "classes": tuple(one.get("classes", ()))} for one in described
+    ]
+    return labels.Labels(tuple(labels.Column(**one) for one in each))

@@ -172,6 +172,26 @@ def column_text(name: str, role: str) -> str:
     return f"{items.quote(name)}:{role}"
 
 
+def texts_of(specs: Sequence[ColumnSpec]) -> dict[str, str]:
+    """The items of `columns=` by which columns were prepared: name of each column, or cross -> its item."""
+    texts: dict[str, str] = {}
+    for spec in specs:
+        options = [spec.transform] if spec.transform else []
+        options += [f"min_count={spec.min_count}"] if spec.min_count > 1 else []
+        options += [f"hash={spec.hashed}"] if spec.hashed else []
+        options += [f"bucket={len(spec.edges) + 1}"] if spec.edges else []
+        options += [f"like={items.quote(spec.like)}"] if spec.like else []
+        if spec.role == "jagged" and spec.separator != SEPARATOR:
+            options.append(f"split={items.quote(spec.separator)}")
+        if spec.role == "part":
+            parts = [other.part for other in specs if other.column == spec.column]
+            options = [*parts, *([f"zone={spec.zone}"] if spec.zone else [])]
+        name = spec.column or spec.name
+        first = name if spec.role == "cross" else items.quote(name)
+        texts[name] = ":".join([first, "time" if spec.role == "part" else spec.role, *options])
+    return texts
+
+
 def in_shell(name: str, role: str) -> str:
     """The same as an error message shows it: as a shell takes it, also in the midst of other items."""
     return shlex.quote(column_text(name, role))

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 from recjax import settings
 from recjax.data.prepare.chunk import Reader
 from recjax.data.prepare.dense_columns import Transform
+from recjax.data.prepare.earlier import EarlierData
 from recjax.data.prepare.ids import Frequency
 from recjax.data.prepare.prepare import prepare_data
 from recjax.data.storage.blocks import PreparedSource, open_prepared
@@ -20,7 +21,7 @@ from recjax.data.storage.manifest import FORMAT
 from recjax.errors import DataError
 from recjax.settings.values import written
 
-_PLACES = ("path", "from", "cache")  # keys that say where data are, and nothing of how they are prepared
+_PLACES = ("path", "from", "cache", "base")  # keys that say where data are, and nothing of how they are prepared
 
 
 class PathConfig(Protocol):
@@ -96,6 +97,7 @@ def prepare_as(
     dense: Transform | None = None,
     more: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    earlier: EarlierData | None = None,
 ) -> PreparedSource:
     """Prepares what a reader of this dataset reads, with these options; `open_as` then opens it.
 
@@ -107,6 +109,7 @@ def prepare_as(
       dense: the transform of dense columns; None: that of the config.
       more: likewise.
       overwrite: likewise.
+      earlier: likewise; the config says which values are kept.
     """
     return prepare_data(
         reader,
@@ -117,6 +120,8 @@ def prepare_as(
         options=options_of(config),
         more=more,
         overwrite=overwrite,
+        earlier=earlier,
+        keep_values=getattr(config, "base_values", "drop") == "keep",
     )
 
 

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 from recjax.data.arrow import labels, proposals, roles, row_filter, scan, splits
 from recjax.data.arrow.label import Label
-from recjax.data.arrow.reader import TableReader
+from recjax.data.arrow.reader import LabelledReader, TableReader
 from recjax.data.arrow.scan import TableFile
 from recjax.data.arrow.splitter import Choices
 from recjax.data.arrow.spool import folder_beside, spool
 from recjax.data.arrow.wording import Wording
 from recjax.data.datasets.options import cache_key, cached, open_as, options_of, prepare_as, prepare_command
 from recjax.data.prepare.dense_columns import DenseTransform
+from recjax.data.prepare.earlier import EarlierData, open_earlier
+from recjax.data.prepare.encoder import options_of_ids
 from recjax.data.prepare.ids import Frequency, Hash, Modulo
+from recjax.data.prepare.prepare import prepare_data
 from recjax.data.storage.blocks import PreparedSource, open_prepared
+from recjax.data.storage.manifest import FORMAT
 from recjax.data.storage.remote import cache_folder
 from recjax.data.text.source_files import sha256
 from recjax.errors import ConfigError, DataError, TrainingError
@@ -29,6 +36,7 @@ from recjax.utils import log
 from recjax.utils.locks import locked
 from recjax.utils.paths import located
 
+ALONE = "none"
 _VERSION = 1  # raise it when the same files and options start to give other data
 
 
@@ -37,7 +45,8 @@ class Table:
     """Config of tables of one's own."""
 
     kind: ClassVar[str] = "table"
-    later: ClassVar[tuple[str, ...]] = ("where", "encoding")  # not in the options of data from before they came
+    # Not in the options of data from before they came
+    later: ClassVar[tuple[str, ...]] = ("where", "encoding", "base_values")
 
     path: str = ""  # folder of prepared data; empty: those of `from`, prepared once into the cache folder
     from_: str = ""  # a file, a folder of files or a pattern of names: Parquet, ORC, CSV or Arrow
@@ -64,6 +73,10 @@ class Table:
     ids: Frequency | Hash | Modulo = Frequency()  # mapping of values to rows of tables
     dense: DenseTransform = "standard"  # transform of the dense columns; see recjax.data.prepare.dense_columns
     missing_indicators: bool = False  # as many dense columns more: 1 where the value is missing
+    # Run folder, or prepared data, that these go on from: roles of columns and statistics of dense ones are theirs.
+    # Empty: that of train.init_from, where there is one; none: these data stand alone
+    base: str = ""
+    base_values: Literal["drop", "keep"] = "drop"  # keep: values of base keep their rows, new ones come after them
     cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
 
     def __post_init__(self) -> None:
@@ -129,8 +142,13 @@ class Table:
     def _key(self) -> str:
         """Changes with the options, the files, the preparation and the format, so that none are ever mixed."""
         of_splits = _files(self, self.from_).items()
-        contents = ("".join([split, *(sha256(file.path) for file in files)]).encode() for split, files in of_splits)
-        return cache_key(self, _VERSION, contents)
+        contents = ["".join([split, *(sha256(file.path) for file in files)]).encode() for split, files in of_splits]
+        earlier = self.earlier()
+        return cache_key(self, _VERSION, [*contents, *([earlier.sha256.encode()] if earlier else [])])
+
+    def earlier(self) -> EarlierData | None:
+        """The data of `base`; None: these stand alone. Raises what `open_earlier` raises."""
+        return open_earlier(located(self.base), "data.base") if self.base not in ("", ALONE) else None
 
 
 def _wait(folder: Path, stack: contextlib.ExitStack) -> None:
@@ -165,11 +183,12 @@ def open_raw(config: Table, source: str | os.PathLike[str] | None, wording: Word
 
 def open_files(config: Table, files: dict[str, list[TableFile]], wording: Wording = Wording.COMMAND) -> TableReader:
     """The reader of these files of each split."""
+    earlier = config.earlier()
     several = labels.parse(config.label)
     single = Label(items.unquote(config.label), config.threshold, config.positive)
     choices = Choices(
         single if several is None else several.each[0].meaning,
-        config.columns,
+        config.columns if earlier is None else _columns_as_then(config, earlier, scan.schema(files["train"][0]).names),
         splits.parse(config.split, [split for split in files if split != "train"], config._named),
         config.split_seed,
         config.time,
@@ -180,9 +199,36 @@ def open_files(config: Table, files: dict[str, list[TableFile]], wording: Wordin
         wording,
     )
     reader = TableReader(files, choices)
+    if earlier is not None:
+        reader.use_specs(earlier.adopted(reader.specs))
     if reader.proposals:
         log.info(proposals.to_text(reader.proposals, config.columns, wording))
     return reader
+
+
+def _columns_as_then(config: Table, earlier: EarlierData, names: Sequence[str]) -> tuple[str, ...]:
+    """`columns=`, in which columns that nothing is asked of have the roles that they had in earlier data.
+
+    Args:
+      config: the options.
+      earlier: those data.
+      names: of the columns that there are.
+    """
+    auto, requests = roles.parse(config.columns)
+    if not auto:
+        return config.columns
+    several = labels.parse(config.label)
+    of_labels = (items.unquote(config.label),) if several is None else several.columns
+    taken = {*requests, config.time, config.group, config.split_column, *of_labels}
+    crosses = {spec.name: spec.sources for spec in earlier.specs if spec.role == "cross"}
+    then = roles.texts_of(earlier.specs)
+    skipped = {name: roles.column_text(name, "skip") for name in earlier.table.get("names", ()) if name not in then}
+    more = {
+        name: text
+        for name, text in (then | skipped).items()
+        if name not in taken and (name in names or (name in crosses and set(crosses[name]) <= set(names)))
+    }
+    return (*config.columns, *more.values())
 
 
 def prepare_table(
@@ -198,7 +244,8 @@ def prepare_table(
         described["where"] = {"conditions": list(config.where), "left_out": reader.left_out}
     if reader.labels:
         described["labels"] = reader.described_labels
-    return prepare_as(config, reader, out, dense=dense, more={"table": described}, overwrite=overwrite)
+    more = {"table": described}
+    return prepare_as(config, reader, out, dense=dense, more=more, overwrite=overwrite, earlier=config.earlier())
 
 
 def prepare_object(
@@ -230,6 +277,47 @@ def prepare_object(
 def _files(config: Table, source: str | os.PathLike[str]) -> dict[str, list[TableFile]]:
     places = {"train": source} | {split: getattr(config, split) for split in config.apart}
     return {split: scan.find(place, config.delimiter, config.encoding) for split, place in places.items()}
+
+
+def prepare_further(source: str | os.PathLike[str], earlier: EarlierData) -> PreparedSource:
+    """Prepares rows that a run goes on with, in the cache: all as training rows, by the columns that it was trained on.
+
+    Values that the run knows keep their rows, and new ones get rows after these.
+
+    Args:
+      source: as `Table.from_`.
+      earlier: the data that the run was trained on last, of a table of one's own.
+
+    Raises:
+      ConfigError: a format that is not known.
+      DataError: the files are at fault.
+      TrainingError: the cache folder cannot be written.
+    """
+    files, about = further_files(source, earlier), earlier.source.about
+    digest = hashlib.sha256(json.dumps([_VERSION, FORMAT, earlier.sha256, [sha256(f.path) for f in files]]).encode())
+    folder = cache_folder() / f"more-{_stem(os.fspath(source))}-{digest.hexdigest()[:16]}"
+    with contextlib.ExitStack() as stack:
+        if (there := cached(folder, Table.kind)) is None:
+            _wait(folder, stack)
+            there = cached(folder, Table.kind)
+        return there or prepare_data(
+            LabelledReader(files, earlier.source),
+            folder,
+            ids=options_of_ids(about["encoder"]["ids"]),
+            dense=earlier.encoder.by.transform,
+            missing_indicators=earlier.encoder.by.indicators,
+            options=about["options"],
+            more={"table": earlier.table},
+            overwrite=True,
+            earlier=earlier,
+            keep_values=True,
+        )
+
+
+def further_files(source: str | os.PathLike[str], earlier: EarlierData) -> list[TableFile]:
+    """The files of such rows, in the delimiter and encoding of those that the run was trained on."""
+    options = earlier.source.about.get("options", {})
+    return scan.find(source, options.get("delimiter", ""), options.get("encoding", scan.UTF_8))
 
 
 def _stem(source: str) -> str:

@@ -28,6 +28,7 @@ class Encoder:
       features: the categorical columns of the raw rows.
       dense: names of their dense columns.
       maps: how the values of each feature become rows.
+      by: how dense values become those of a batch.
       schema: the columns of the batches that it makes.
     """
 
@@ -44,7 +45,7 @@ class Encoder:
 
         Of several `labels` chunks have labels and weights [n, T].
         """
-        self.name, self.features, self.dense, self.maps, self._by = name, features, dense, maps, by
+        self.name, self.features, self.dense, self.maps, self.by = name, features, dense, maps, by
         self.schema = Schema(
             dense=by.names(dense),
             features=tuple(
@@ -103,11 +104,11 @@ class Encoder:
     @property
     def dense_stats(self) -> DenseStats:
         """Statistics of the raw dense columns over the training split."""
-        return self._by.stats
+        return self.by.stats
 
     def encode_dense(self, dense: np.ndarray) -> np.ndarray:
         """The dense columns of a batch, float32, from raw ones in the order of `dense`, [n, K], NaN where missing."""
-        return self._by.encode(dense)
+        return self.by.encode(dense)
 
 
 def _rows(column: Coded, map_: IdMap, missing: int | None, used_alone: bool = False) -> np.ndarray:
@@ -180,7 +181,7 @@ def _opened(path: str | os.PathLike[str], name: str, raw: Mapping[str, Any], lab
             f"Prepare them again: recjax data prepare {name} --from PATH --out {path} --overwrite"
         )
     features = [RawFeature(**feature) for feature in raw["features"]]
-    ids = _options(raw["ids"])
+    ids = options_of_ids(raw["ids"])
     folder = Path(path) / VOCABULARY
     try:
         maps = load_maps(folder, ids, features)
@@ -192,7 +193,8 @@ def _opened(path: str | os.PathLike[str], name: str, raw: Mapping[str, Any], lab
     return Encoder(name, features, raw["dense"], maps, DenseEncoder.from_json(raw), labels)
 
 
-def _options(raw: Mapping[str, Any]) -> IdOptions:
+def options_of_ids(raw: Mapping[str, Any]) -> IdOptions:
+    """The options of ids, from what `describe` says of them; KeyError or TypeError where that makes no sense."""
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items() if key != "kind"}
     kinds: dict[str, Callable[..., IdOptions]] = {kind.kind: kind for kind in (Frequency, Hash, Modulo)}
     return kinds[raw["kind"]](**fields)

@@ -29,6 +29,7 @@ from recjax.data.prepare.chunk import Chunk, RawFeature, Reader, check_chunk
 from recjax.data.prepare.coding import code_chunk
 from recjax.data.prepare.counting import Counter, Run
 from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats, Transform
+from recjax.data.prepare.earlier import EarlierData
 from recjax.data.prepare.encoder import VOCABULARY, Encoder, describe, describe_features
 from recjax.data.prepare.ids import (
     Frequency,
@@ -68,6 +69,8 @@ def prepare_data(
     options: Mapping[str, Any],
     more: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    earlier: EarlierData | None = None,
+    keep_values: bool = False,
 ) -> PreparedSource:
     """Prepares what a reader reads.
 
@@ -80,6 +83,8 @@ def prepare_data(
       options: all options by name, these included (`options.options_of`): an opened config is compared with them.
       more: what else the data shall tell of themselves (`PreparedSource.about`); JSON values.
       overwrite: replace prepared data of other content.
+      earlier: data whose statistics of dense columns hold for these too.
+      keep_values: whether each value of theirs keeps its row, and new ones get rows after these.
 
     Raises:
       DataError: the raw files are at fault, or `out` holds something else.
@@ -102,15 +107,20 @@ def prepare_data(
             return made
     try:
         with work_folder(out) as work:
-            _parse(reader, work, options, hashing, progress)
+            _parse(reader, work, options, hashing, progress, earlier is not None)
             about["files"] = dict(hashing.result())
             skipped = (collections.Counter(part.skipped) for part in work.parts)
             about["skipped"] = dict(sum(skipped, collections.Counter[str]()))
             if about["skipped"]:
                 faults = ", ".join(f"{count:,} ({kind})" for kind, count in sorted(about["skipped"].items()))
                 progress.note(f"on_error=skip left out malformed lines: {faults}")
-            maps, folder = _count(reader, work, ids, progress)
+            if earlier is not None and keep_values and isinstance(ids, Frequency):
+                maps, folder = _count_on(reader, work, ids, earlier)
+            else:
+                maps, folder = _count(reader, work, ids, progress)
             stats = DenseStats.total((part.dense for part in work.parts), len(reader.dense))
+            if earlier is not None:
+                stats = earlier.stats(reader.dense, stats)
             by = DenseEncoder(dense, missing_indicators, stats)
             about |= describe_encoding(reader, ids, by, maps)
             files = {str(Path(VOCABULARY) / file.relative_to(folder)): file for file in folder.rglob("*.npy")}
@@ -189,8 +199,9 @@ def _parse(
     options: Mapping[str, Any],
     hashing: Future[Mapping[str, str]],
     progress: PrepareProgress,
+    may_miss: bool,
 ) -> None:
-    """Brings the work folder's parts to the end of the reader's chunks.
+    """Brings the work folder's parts to the end of the reader's chunks; with `may_miss` any feature may miss values.
 
     Work that is there already waits for the files' checksums, which tell whether it is of these files. New work does
     not: it can be taken up again from the moment on when they are known.
@@ -212,7 +223,7 @@ def _parse(
 
     def store(numbered: tuple[int, Chunk]) -> Part:
         index, chunk = numbered
-        check_chunk(chunk, reader)
+        check_chunk(chunk, reader, [feature.name for feature in reader.features] if may_miss else ())
         return work.write(index, code_chunk(chunk), chunk.skipped, chunk.done)
 
     start = len(work.parts)
@@ -262,6 +273,21 @@ def _count(reader: Reader, work: WorkFolder, ids: IdOptions, progress: PreparePr
     return load_maps(folder, ids, features), folder
 
 
+def _count_on(reader: Reader, work: WorkFolder, ids: Frequency, earlier: EarlierData) -> tuple[list[IdMap], Path]:
+    """The same, where values of earlier data keep their rows, and those that were too rare then count on."""
+    folder, features = work.path / "grown", reader.features
+    shutil.rmtree(folder, ignore_errors=True)
+    numbers = vocabulary_numbers(features)
+    for number in sorted(set(numbers)):
+        members = [i for i, of_feature in enumerate(numbers) if of_feature == number]
+        scratch = folder / f"unfinished-{number}"
+        scratch.mkdir(parents=True)
+        run = _total_counts(work, members, ids, scratch, 1)
+        shutil.rmtree(scratch)
+        earlier.grow(features[number], run, least_count(ids, features[number]), folder / str(number))
+    return load_maps(folder, ids, features), folder
+
+
 def _vocabulary(
     work: WorkFolder, members: Sequence[int], ids: Frequency, feature: RawFeature, folder: Path
 ) -> Vocabulary:
@@ -274,13 +300,18 @@ def _vocabulary(
       feature: the one of them whose options hold.
       folder: for temporary files.
     """
+    values, counts = _total_counts(work, members, ids, folder, least_count(ids, feature))
+    return Vocabulary.counted(values, counts, 1, first_row(feature))
+
+
+def _total_counts(work: WorkFolder, members: Sequence[int], ids: Frequency, folder: Path, least: int) -> Run:
+    """The counts of the values of some features over all parts, of those that occur `least` times at the least."""
     counter = Counter(folder)
     for part in work.parts:
         for index in members:
             values, counts = counted(work.train_counts(part, index), ids)
             counter.add(values, counts)
-    values, counts = counter.total(least_count(ids, feature))
-    return Vocabulary.counted(values, counts, 1, first_row(feature))
+    return counter.total(least)
 
 
 def counted(run: Run, ids: Frequency) -> Run:

@@ -61,6 +61,11 @@ class Vocabulary:
         return len(self._sorted) + self._first_row
 
     @property
+    def first_row(self) -> int:
+        """The row of the first value."""
+        return self._first_row
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the values: integers, or text (S or U)."""
         return self._sorted.dtype
@@ -89,6 +94,19 @@ class Vocabulary:
         wanted = short_text.numbers(np.ascontiguousarray(values).ravel()).reshape(values.shape)
         at = np.minimum(np.searchsorted(self._numbers, wanted), len(self._numbers) - 1)
         return np.where(self._numbers[at] == wanted, self._row_of_sorted[at], np.int32(0))
+
+    def grown(self, values: np.ndarray) -> Vocabulary:
+        """The same rows, and after them one for each of these distinct values that has none yet, in their order."""
+        new = values[self.encode(values) == 0] if len(values) else values
+        if not len(new):
+            return self
+        known = self.values
+        if {known.dtype.kind, new.dtype.kind} == {"i", "u"}:  # NumPy would make floats
+            wide = np.int64 if min(known.min(initial=0), new.min(initial=0)) < 0 else np.uint64
+            known, new = known.astype(wide), new.astype(wide)
+        together = np.concatenate([known, new])
+        order = np.argsort(together)
+        return Vocabulary(together[order], (order + self._first_row).astype(np.int32), self._first_row)
 
     def sha256(self) -> str:
         """Hash of the values and their rows: equal hashes mean the same rows for the same values."""

@@ -2,6 +2,7 @@
 
     RUN/data/recjax.json      the manifest, which lists only what is kept: schema, options, fingerprint
     RUN/data/vocabulary/...   the vocabularies, as in the prepared data
+    RUN/sources/00001/...     the same of the first further data that the run has gone on with, and so on
 
 They are 4 bytes of row and 4 or 8 of value for every table row that has a value: a fraction of one checkpoint.
 """
@@ -15,12 +16,49 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from recjax.data.batch import Schema
-from recjax.data.source import BlockSource
+import numpy as np
+
+from recjax.data.batch import Batch, Schema
+from recjax.data.source import BlockSource, has_blocks
 from recjax.data.storage.blocks import PreparedSource, open_prepared
 from recjax.data.storage.manifest import BLOCKS, MANIFEST, read_manifest
 from recjax.errors import DataError, TrainingError
 from recjax.utils.files import sha256
+
+DATA, SOURCES = "data", "sources"  # folders of a run folder
+
+
+def snapshot_of(run: Path, source: int) -> Path:
+    """The folder of what a run kept of its data: those that it began with (0), or a further source of them."""
+    return run / SOURCES / f"{source:05}" if source else run / DATA
+
+
+def newest_snapshot(run: Path) -> Path:
+    """The same of the last source that there is."""
+    numbers = [int(folder.name) for folder in (run / SOURCES).glob("[0-9]" * 5) if (folder / MANIFEST).is_file()]
+    return snapshot_of(run, max(numbers, default=0))
+
+
+class EarlierBlocks(PreparedSource):
+    """Data that a run began with, seen with the vocabularies that have grown since: ids stand for what they stood."""
+
+    def __init__(self, grown: PreparedSource, first: BlockSource) -> None:
+        """The blocks of `first`, described as `grown` is."""
+        super().__init__(grown.path, grown.manifest)
+        self._first = first
+
+    @property
+    def has_blocks(self) -> bool:
+        """See `PreparedSource`."""
+        return has_blocks(self._first)
+
+    def row_counts(self, split: str) -> np.ndarray:
+        """See `PreparedSource`."""
+        return self._first.row_counts(split)
+
+    def read(self, split: str, index: int) -> Batch:
+        """See `PreparedSource`."""
+        return self._first.read(split, index)
 
 
 def snapshot_data(source: BlockSource, out: Path) -> None:
@@ -39,7 +77,7 @@ def snapshot_data(source: BlockSource, out: Path) -> None:
     unfinished = out.with_name(f".{out.name}.unfinished")
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir()
+        unfinished.mkdir(parents=True)
         manifest = read_manifest(source.path)
         kept = {name: entry for name, entry in manifest["files"].items() if Path(name).parts[0] != BLOCKS}
         for name, entry in kept.items():

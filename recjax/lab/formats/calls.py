@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recjax.lab.formats.trace import COMPUTE, Event, Trace
-from recjax.utils.bus import bus_factor
+from recjax.utils.units import bus_factor
 
 
 @dataclasses.dataclass(frozen=True)

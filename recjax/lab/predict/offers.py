@@ -16,10 +16,9 @@ from recjax.config.run import RunConfig
 from recjax.data.source import BlockSource
 from recjax.errors import ConfigError
 from recjax.planning.machine import Machine
-from recjax.planning.memory import GIB
 from recjax.planning.planner import Planner, answer, exact_sizes
 from recjax.planning.predict import Prediction
-from recjax.planning.question import Answer, Question
+from recjax.planning.question import GIB, Answer, Question
 from recjax.planning.resolve import resolve
 from recjax.planning.tier_choice import choose
 from recjax.train.planned import does_not_fit, question

@@ -19,7 +19,7 @@ from recjax.lab.formats.trace import Event, Trace
 from recjax.lab.replay.program import Slot, slots
 from recjax.lab.replay.replay import Prepared, Times, measure
 from recjax.utils import log
-from recjax.utils.bus import bus_factor
+from recjax.utils.units import bus_factor
 
 KINDS = ("all_reduce", "all_to_all", "all_gather", "reduce_scatter")
 _CHAIN = 6  # collectives in a run; the first does not count, since ranks begin it at different times

@@ -9,7 +9,7 @@ import numpy as np
 
 from recjax.lab.replay.program import Slot
 from recjax.lab.replay.replay import Times
-from recjax.utils.bus import bus_factor
+from recjax.utils.units import bus_factor
 
 
 def figures(slots: Sequence[Slot], times: Times) -> dict[str, Any]:

@@ -10,16 +10,15 @@ import numpy as np
 from recjax.lab.simulate.calibrated import Sweep
 from recjax.lab.simulate.system import DEFAULT_ALGORITHMS, Played, Result
 from recjax.lab.simulate.workload import Operation
-from recjax.utils.bus import bus_factor
 from recjax.utils.text import aligned
-from recjax.utils.units import size_text, time_text
+from recjax.utils.units import bus_factor, size_text, time_text
 
 
 def of_collective(result: Result) -> dict[str, Any]:
     """Report of a simulation of one collective.
 
     Returns:
-      time_ns, the busiest link, bandwidths in bytes/s (see `utils.bus`), and how it was simulated.
+      time_ns, the busiest link, bandwidths in bytes/s (see `units.bus_factor`), and how it was simulated.
     """
     (operation,) = result.workload.operations
     name = operation.collective

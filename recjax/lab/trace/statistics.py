@@ -15,7 +15,7 @@ import numpy as np
 from recjax.lab.formats import calls
 from recjax.lab.formats.calls import imbalance
 from recjax.lab.formats.trace import COMPUTE, Event, Trace
-from recjax.utils.bus import bus_factor
+from recjax.utils.units import bus_factor
 
 Spans = list[tuple[int, int]]
 

@@ -91,6 +91,14 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """Lists the steps of the checkpoints that are there, ascending. Reading one shows whether it is intact."""
         return list(self._folders(together=False))
 
+    def metas(self) -> dict[int, dict[str, Any]]:
+        """Step -> the `meta` of each checkpoint that is there, ascending, as its manifest has it: nothing is verified.
+
+        Checkpoints whose manifest cannot be read are left out.
+        """
+        peeked = {step: manifest.peek(folder).get("meta") for step, folder in self._folders(together=False).items()}
+        return {step: meta for step, meta in peeked.items() if isinstance(meta, dict)}
+
     def holds(self, chain: Chain) -> bool:
         """Returns whether the checkpoints of a chain are there as they were, as far as their manifests tell."""
         return chains.is_there(self._folders(together=False), chain)

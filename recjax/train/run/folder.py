@@ -6,20 +6,23 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Literal
 
 from recjax import settings
 from recjax.config import trusted_code
 from recjax.config.own_code import placed_source_of, source_of
 from recjax.config.run import FREE_ON_RESUME, RunConfig
+from recjax.data.datasets.own_table import Table
 from recjax.data.storage import run_snapshot
 from recjax.embedding.plan import is_file, self_contained
 from recjax.errors import ConfigError, RecjaxError, TrainingError
 from recjax.settings.values import written
 from recjax.train import planned, products
+from recjax.train.checkpoint.checkpoints import Checkpoints
+from recjax.train.progress import source_number
 from recjax.train.run import code_of_run, sources
 from recjax.train.run.code_of_run import CodeCopy
 from recjax.train.trainer import Trainer
@@ -30,7 +33,8 @@ from recjax.utils.text import nearest
 
 _OF_EVERY_RUN = {"data", "model", "embedding", "train"}  # keys of a config.json
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
-DATA_SNAPSHOT = "data"  # in a run folder: see recjax.data.storage.run_snapshot
+DATA_SNAPSHOT = run_snapshot.DATA  # in a run folder
+ORIGINS = "origins.json"
 _UNFINISHED = ".*.unfinished-*"  # see `files.write_whole`
 
 
@@ -46,6 +50,9 @@ class ReadOnlyRunFolder(contextlib.AbstractContextManager["ReadOnlyRunFolder"]):
 
     def record(self, trainer: Trainer, report: Callable[[str], None], *, trains: bool = True) -> None:
         """Process 0 does that."""
+
+    def record_origins(self, origins: Mapping[str, Any]) -> None:
+        """Likewise."""
 
     def __exit__(self, *_: object) -> None:
         pass
@@ -64,6 +71,8 @@ class RunFolder(ReadOnlyRunFolder):
     plan.json      a copy of the plan file, if the config names one, with the ids of the files that it names; or the
                    plan that a planner chose, with choice.json and machine.json; see planned.py
     products.json  who computes the products of dense layers, if a table chose; see products.py
+    origins.json   of a run that started from another one, what came from where; see recjax/train/start.py
+    base/          what describes the data that these go on from; see recjax/data/prepare/earlier.py
     data/          what describes prepared data; see run_snapshot.py
     metrics.jsonl  one JSON object a line
     checkpoints/   see checkpoints.py
@@ -208,10 +217,21 @@ class RunFolder(ReadOnlyRunFolder):
         if is_file(trainer.config.plan):
             write_whole(self.path / sources.PLAN, self_contained(Path(trainer.config.plan)))
         run_snapshot.snapshot_data(trainer.source, self.path / DATA_SNAPSHOT)
+        data = trainer.config.data
+        if isinstance(data, Table) and (earlier := data.earlier()) is not None:
+            run_snapshot.snapshot_data(earlier.source, self.path / sources.BASE)
         if trainer.chosen is not None:
             planned.record_plan(self.path, trainer.config, trainer.chosen, trainer.bound, trainer.mesh)
         if trainer.config.train.products == self._config.train.products:  # else the folder has it
             products.record_products(self.path, self._config.train.products, trainer.products)
+
+    def record_origins(self, origins: Mapping[str, Any]) -> None:
+        """Writes what of the state before the first step came from where, see `recjax.train.start.carry`.
+
+        Raises:
+          TrainingError: no permission, no space.
+        """
+        write_json(self.path / ORIGINS, origins)
 
     def __exit__(self, *_: object) -> None:
         self._lock.close()
@@ -278,6 +298,26 @@ def read_config(
         except ConfigError as error:
             raise ConfigError(f"{file}: the class of this config is {kept.where}: {error}") from error
     return settings.from_json(cls, text, source=str(file))
+
+
+def require_run(path: Path) -> None:
+    """Refuses a path that is no run folder; runs none of its code (ConfigError)."""
+    _read(path)
+
+
+def data_snapshot(run: Path, step: int | Literal["newest"] | None = None) -> Path:
+    """The folder of what a run kept of its data, see `recjax.data.storage.run_snapshot`; it need not be there.
+
+    Of a run that has gone on with further data it is that of those which the checkpoint of `step` was trained on last;
+    None takes the one that validation chose, or else the newest.
+    """
+    with Checkpoints(run / "checkpoints", keep=2) as checkpoints:
+        metas = checkpoints.metas()
+    newest = max(metas, default=0)
+    chosen = step if isinstance(step, int) else None
+    if step is None and isinstance(cursor := metas.get(newest, {}).get("cursor"), Mapping):
+        chosen = best if isinstance(best := cursor.get("best_step"), int) else None
+    return run_snapshot.snapshot_of(run, source_number(metas.get(chosen if chosen in metas else newest, {})))
 
 
 def holds_code_of(path: Path, config: RunConfig) -> bool:

@@ -11,14 +11,14 @@ from typing import Literal, TypeVar
 from recjax import settings
 from recjax.config.run import FREE_ON_RESUME
 from recjax.data.source import BlockSource
-from recjax.data.storage.run_snapshot import refuse_other_values
+from recjax.data.storage.run_snapshot import EarlierBlocks, open_snapshot, refuse_other_values, snapshot_of
 from recjax.embedding.plan import is_file
-from recjax.errors import ConfigError, TrainingError
+from recjax.errors import ConfigError, DataError, TrainingError
 from recjax.train.build import build_trainer
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.progress import resume
 from recjax.train.run import sources
-from recjax.train.run.folder import DATA_SNAPSHOT, changes, read_config, resolve_recorded
+from recjax.train.run.folder import changes, data_snapshot, read_config, resolve_recorded
 from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer
 from recjax.utils.paths import located
@@ -64,14 +64,26 @@ def open_run(
     if is_file(config.plan) and config.plan == trained.plan and (run / sources.PLAN).is_file():
         config = dataclasses.replace(config, plan=str(run / sources.PLAN))  # its path was another machine's, maybe
     used = resolve_recorded(config, run, report, needs_data=source is None)
-    trainer = build_trainer(used, source, splits)
+    snapshot, rows = data_snapshot(run, step), None
+    if snapshot != snapshot_of(run, 0):  # its settings are those for the data that it began with
+        first, newest = (open_snapshot(folder) for folder in (snapshot_of(run, 0), snapshot))
+        if first is None or newest is None:
+            raise DataError(
+                f"{snapshot} is gone, which says what the rows of the tables of {run} stand for. Restore it."
+            )
+        rows = int(first.row_counts("train").sum())
+        if source is None:
+            began = used.data.open()
+            refuse_other_values(began, snapshot_of(run, 0))
+            source = EarlierBlocks(newest, began)
+    trainer = build_trainer(used, source, splits, rows=rows)
     with Checkpoints(run / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
         resumed = use_checkpoint(checkpoints, step, report, functools.partial(resume, trainer))
     if resumed is None:
         raise ConfigError(f"{run} has no checkpoint yet. Train it first: recjax train PRESET --out {run}")
     state, progress = resumed
     if source is None:
-        refuse_other_values(trainer.source, run / DATA_SNAPSHOT)
+        refuse_other_values(trainer.source, snapshot)
     return trainer, state, progress.step
 
 
@@ -80,8 +92,11 @@ def use_checkpoint(
     step: int | Literal["newest"] | None,
     report: Callable[[str], None],
     use: Callable[[Restored], T],
+    option: str = "--step ",
 ) -> T | None:
     """Returns what `use` makes of the checkpoint that `open_run` would take; None if there is none at all.
+
+    `option` is what chooses another step, in the words of a note.
 
     Raises:
       TrainingError: none is intact, or there is none of that step.
@@ -96,7 +111,7 @@ def use_checkpoint(
         except TrainingError as error:
             report(f"validation chose step {best}: {error} The newest, of step {restored.step}, is used.")
             return use(restored)
-        report(f"this is step {best}, which validation chose; the newest is --step {restored.step}")
+        report(f"this is step {best}, which validation chose; the newest is {option}{restored.step}")
         return found
 
     return checkpoints.restore(step, use) if isinstance(step, int) else checkpoints.newest(report, chosen)

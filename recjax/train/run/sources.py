@@ -16,8 +16,9 @@ from typing import Any
 
 from recjax.config.run import RunConfig
 from recjax.data.arrow.scan import refuse_whole_disk
-from recjax.data.datasets.own_table import Table
+from recjax.data.datasets.own_table import ALONE, Table
 from recjax.data.storage.manifest import MANIFEST, prepare_again
+from recjax.data.storage.run_snapshot import newest_snapshot
 from recjax.embedding.plan import is_file
 from recjax.errors import ConfigError, DataError
 from recjax.settings.tree import key_of
@@ -25,7 +26,7 @@ from recjax.utils import strict_json
 from recjax.utils.files import write_json
 from recjax.utils.paths import is_remote, located
 
-FILE, PLAN = "paths.json", "plan.json"  # in a run folder
+FILE, PLAN, BASE = "paths.json", "plan.json", "base"  # in a run folder
 
 
 def resolve_data_sources(
@@ -60,12 +61,26 @@ def resolve_data_sources(
             field: str(_resolve_path(f"data.{key_of(field)}", given, run, report)) for field, given in files.items()
         }
         raw: Any = config.data
-        config = dataclasses.replace(config, data=dataclasses.replace(raw, **places))
+        config = dataclasses.replace(config, data=dataclasses.replace(raw, base=_base(config, run), **places))
     if is_file(config.plan):
         there = _resolve_path("plan", config.plan, run, report, copy=run / PLAN)
         if there.exists():  # else the message is of what was given
             config = dataclasses.replace(config, plan=str(there))
     return config
+
+
+def _base(config: RunConfig, run: Path) -> str:
+    """The data that those of a run go on from, `data.base`: the run's own copy, if it has one, or where they are.
+
+    Where nothing is said of them, they are those of the run that it starts from, if that kept any.
+    """
+    data: Any = config.data
+    if data.base == ALONE or not (data.base or config.train.init_from):
+        return str(data.base)
+    if (run / BASE / MANIFEST).is_file():
+        return str(run / BASE)
+    place = located(data.base or config.train.init_from)
+    return str(place) if data.base or (newest_snapshot(place) / MANIFEST).is_file() else ""
 
 
 def record_sources(config: RunConfig, used: RunConfig, run: Path) -> None:

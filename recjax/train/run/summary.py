@@ -17,6 +17,7 @@ from recjax.train.run.writers import OF_TASKS, TITLES, results_table
 from recjax.train.tasks import choice_of
 from recjax.train.trainer import Trainer
 from recjax.utils import strict_json
+from recjax.utils.units import size_text
 from recjax.utils.version import __version__
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
@@ -115,3 +116,28 @@ def results(summary: Mapping[str, Any]) -> str:
     if rate := summary["samples_per_s"]:
         lines.insert(0, f"training: {rate:,.0f} samples/s, without compiling, evaluating and saving")
     return "\n".join((results_table(rows), "", *lines))
+
+
+def in_short(figures: Mapping[str, int], steps: int, peak_bytes: int) -> str:
+    """A paragraph on rows, disk and memory.
+
+    Args:
+      figures: as `Tier.figures` gave them at the end of the training.
+      steps: of the training.
+      peak_bytes: the most memory that the process has held.
+    """
+    touched, rows_bytes, found_bytes = (figures[key] for key in ("written_rows", "row_bytes", "directory_bytes"))
+    text = f"rows that are not all on the devices: {touched:,} were touched"
+    if figures["disk_bytes"] and touched and steps:
+        reads = figures["records_read"] - figures["records_read_aside"]
+        text += (
+            f", {figures['disk_rows'] / touched:.0%} of them have a record on the disk, whose files take "
+            f"{size_text(figures['disk_bytes'])} ({figures['disk_bytes'] / figures['padded_bytes']:.2f} times all "
+            f"padded records); a step read {reads / steps:,.0f} records there and wrote "
+            f"{figures['records_written'] / steps:,.0f}"
+        )
+    rest_bytes = max(0, peak_bytes - rows_bytes - found_bytes)
+    return (
+        f"{text}. The process took {size_text(peak_bytes)} of memory at most: {size_text(rows_bytes)} for rows, "
+        f"{size_text(found_bytes)} to find them, {size_text(rest_bytes)} for all else"
+    )

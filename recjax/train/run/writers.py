@@ -119,6 +119,7 @@ class MetricsFile(contextlib.AbstractContextManager["MetricsFile"]):
         trackers: Sequence[str] = (),
         without: Collection[str] = (),
         settings: Mapping[str, object] = MappingProxyType({}),
+        tested: bool = False,
     ) -> None:
         """Opens the file for more lines.
 
@@ -129,6 +130,7 @@ class MetricsFile(contextlib.AbstractContextManager["MetricsFile"]):
           trackers: names of trackers that take the same lines (see `Trackers`).
           without: splits whose lines of that step are dropped as well.
           settings: dotted key -> value, that trackers show.
+          tested: whether lines of the test split stay: the training that they ended is over.
 
         Raises:
           ConfigError: the package of a tracker is missing.
@@ -142,7 +144,7 @@ class MetricsFile(contextlib.AbstractContextManager["MetricsFile"]):
                 f"cannot read {path}: {error.strerror}. Make the file readable for this user, or choose another run "
                 "folder with --out."
             ) from error
-        kept = b"" if resume_step is None else _lines_up_to(resume_step, without, old, path)
+        kept = b"" if resume_step is None else _lines_up_to(resume_step, without, old, path, tested)
         if kept != old or path.is_symlink():  # which becomes a file of this folder before anything is added
             write_whole(path, kept)
         try:
@@ -192,7 +194,7 @@ class NoMetrics(contextlib.AbstractContextManager["NoMetrics"]):
         pass
 
 
-def _lines_up_to(step: int, without: Collection[str], text: bytes, path: Path) -> bytes:
+def _lines_up_to(step: int, without: Collection[str], text: bytes, path: Path, tested: bool) -> bytes:
     kept, lines = [], text.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         try:
@@ -208,7 +210,7 @@ def _lines_up_to(step: int, without: Collection[str], text: bytes, path: Path) -
                 "file was edited or damaged: delete that line, or move the file away to start its record again."
             ) from None
         split = parsed.get("split")
-        if line_step <= step and split != "test" and not (line_step == step and split in without):
+        if line_step <= step and (tested or split != "test") and not (line_step == step and split in without):
             kept.append(line if line.endswith(b"\n") else line + b"\n")
     return b"".join(kept)
 
