@@ -76,7 +76,9 @@ class TableReader:
         check_like(asked, self.names)
         profiles = self._look(asked, judged)
         self.proposals = {name: propose(name, profiles[name]) for name in judged}
-        wanted = {name: roles.Asked(one.role) for name, one in self.proposals.items()} | asked
+        lists = {name: profiles[name].as_lists for name, one in self.proposals.items() if one.separator}
+        profiles |= {name: profile for name, profile in lists.items() if profile is not None}
+        wanted = {name: one.request for name, one in self.proposals.items()} | asked
         crosses = [name for name, each in asked.items() if each.role == "cross"]
         plain = [name for name in asked if name not in crosses]
         order = [
