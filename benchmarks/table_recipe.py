@@ -1,7 +1,8 @@
-"""Compares recipes of training for tables of one's own on several data sets at once, and leaves each one out in turn.
+r"""Compares recipes of training for tables of one's own on several data sets at once, and leaves each one out in turn.
 
     pip download --no-deps recbole==1.2.1
-    python benchmarks/table_recipe.py recbole-1.2.1-py3-none-any.whl --movielens ml-latest-small
+    python benchmarks/table_recipe.py recbole-1.2.1-py3-none-any.whl --movielens ml-latest-small \
+        --recipes recipes.json --results results.jsonl
 
 The data sets: ml-100k (of RecBole's wheel; rows by chance), movietweetings, ml-latest-small (both by time), and three
 synthetic laws (frequent ids, many rare ids, lists). Recipes are settings of the preset `table`, each of which changes
@@ -13,13 +14,16 @@ set would lose if the others alone had chosen.
 import argparse
 import contextlib
 import csv
+import functools
 import gzip
 import io
+import itertools
 import json
 import sys
 import tempfile
 import time
 import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,12 +167,23 @@ def of_source(source: BlockSource) -> pa.Table:
     return pa.table(columns)
 
 
-def tables(wheel: Path, movielens: Path | None, split_seed: int) -> dict[str, pa.Table]:
-    """The data sets by name."""
-    found = {"ml-100k": movielens_100k(wheel, split_seed), "movietweetings": movietweetings((0.7, 0.1))}
+def tables(wheel: Path, movielens: Path | None, split_seed: int, as_presets: bool) -> dict[str, Callable[[], pa.Table]]:
+    """What makes each data set, by name."""
+    tweets, ratings = (0.7, 0.1), (0.7, 0.1)
+    if as_presets:
+        tweets, ratings = ((0.8 * (1 - share), 0.8 * share) for share in (0.0112, 0.02))
+    found: dict[str, Callable[[], pa.Table]] = {
+        "ml-100k": functools.partial(movielens_100k, wheel, split_seed),
+        "movietweetings": functools.partial(movietweetings, tweets),
+    }
     if movielens:
-        found["ml-latest-small"] = movielens_small(movielens, (0.7, 0.1))
-    return found | {name: of_source(law.open()) for name, law in LAWS.items()}
+        found["ml-latest-small"] = functools.partial(movielens_small, movielens, ratings)
+    return found | {name: functools.partial(of_law, law) for name, law in LAWS.items()}
+
+
+def of_law(law: Synthetic) -> pa.Table:
+    """All rows of a law."""
+    return of_source(law.open())
 
 
 def measure(folder: Path, data: Path, overrides: list[str], seed: int) -> dict[str, float]:
@@ -179,13 +194,45 @@ def measure(folder: Path, data: Path, overrides: list[str], seed: int) -> dict[s
         summary = recjax.fit(config, Path(out) / "run")
         lines = [json.loads(text) for text in (Path(out) / "run" / "metrics.jsonl").read_text().splitlines()]
         best = max(line["auc"] for line in lines if line["split"] == "validation")
-    steps = -(-int(summary["samples"]) // 1)
-    return {
-        "validation": best,
-        "test": summary["eval"]["auc"],
-        "samples": steps,
-        "seconds": time.monotonic() - began,
-    }
+    seconds = round(time.monotonic() - began, 1)
+    return {"validation": best, "test": summary["eval"]["auc"], "samples": summary["samples"], "seconds": seconds}
+
+
+def compare(lines: Sequence[Mapping[str, Any]], recipes: Mapping[str, Sequence[str]]) -> str:
+    """A line a recipe, with the difference of each data set's means to the first recipe; and what is left out."""
+    sets = list(dict.fromkeys(line["data"] for line in lines))
+    means: dict[tuple[str, str, str], float] = {}
+    for name, overrides in recipes.items():
+        for data in sets:
+            of = [line for line in lines if line["data"] == data and line["overrides"] == list(overrides)]
+            for key in ("validation", "test"):
+                means[name, data, key] = float(np.mean([line[key] for line in of])) if of else float("nan")
+    first, *_ = recipes
+    text = [f"{'validation/test':24}" + "".join(f"{data:>18}" for data in sets)]
+    for name in recipes:
+        if name == first:
+            shown = (f"{means[name, data, 'validation']:.4f}/{means[name, data, 'test']:.4f}" for data in sets)
+        else:
+            pairs = (
+                [means[name, data, key] - means[first, data, key] for key in ("validation", "test")] for data in sets
+            )
+            shown = (f"{validation:+.4f}/{test:+.4f}" for validation, test in pairs)
+        text.append(f"{name:24}" + "".join(f"{each:>18}" for each in shown))
+    whole = [name for name in recipes if all(means[name, data, "validation"] > 0 for data in sets)]
+
+    def chosen(of: Sequence[str]) -> str:
+        return max(
+            whole,
+            key=lambda name: sum(means[name, data, "validation"] - means[first, data, "validation"] for data in of),
+        )
+
+    if len(sets) > 1:
+        text.append(f"chosen by all: {chosen(sets)}")
+        for data in sets:
+            other = chosen([each for each in sets if each != data])
+            costs = [means[other, data, key] - means[chosen(sets), data, key] for key in ("validation", "test")]
+            text.append(f"left out {data}: {other}, costs {costs[0]:+.4f}/{costs[1]:+.4f} there")
+    return "\n".join(text)
 
 
 def main() -> None:
@@ -196,7 +243,8 @@ def main() -> None:
     parser.add_argument("--recipes", type=Path, required=True, help="a JSON file: recipe -> list of settings")
     parser.add_argument("--only", nargs="*", help="data sets to take (default: all)")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--split-seed", type=int, default=2026, help="draw of the splits of ml-100k")
+    parser.add_argument("--split-seeds", type=int, nargs="+", default=[2026], help="draws of the splits of ml-100k")
+    parser.add_argument("--presets", action="store_true", help="split as the data sets' own presets do")
     parser.add_argument("--results", type=Path, required=True, help="JSON Lines, read first and added to")
     options = parser.parse_args()
     recipes: dict[str, list[str]] = json.loads(options.recipes.read_text())
@@ -205,29 +253,30 @@ def main() -> None:
         for line in map(json.loads, options.results.read_text().splitlines()):
             done[line["data"], tuple(line["overrides"]), line["seed"], line["split_seed"]] = line
     with tempfile.TemporaryDirectory() as temporary:
-        folder, prepared = Path(temporary), {}
-        for name, table in tables(options.wheel, options.movielens, options.split_seed).items():
-            if options.only and name not in options.only:
-                continue
-            for recipe, overrides in recipes.items():
-                data_options = tuple(text for text in overrides if text.startswith("data."))
+        folder, prepared = Path(temporary), dict[tuple[Any, ...], Path]()
+        for split_seed in options.split_seeds:
+            made = tables(options.wheel, options.movielens, split_seed, options.presets)
+            for name, recipe, seed in itertools.product(made, recipes, range(options.seeds)):
+                overrides = recipes[recipe]
+                split = split_seed if name == "ml-100k" else -int(options.presets)
+                key = (name, tuple(overrides), seed, split)
+                if key in done or options.only and name not in options.only:
+                    continue
+                own = tuple(text.removeprefix("data.") for text in overrides if text.startswith("data."))
+                if (name, split, own) not in prepared:
+                    prepared[name, split, own] = folder / f"data-{len(prepared)}"
+                    with contextlib.redirect_stderr(io.StringIO()):
+                        recjax.prepare(made[name](), "label", prepared[name, split, own], own, split_column="split")
                 settings = [text for text in overrides if not text.startswith("data.")]
-                for seed in range(options.seeds):
-                    key = (name, tuple(overrides), seed, options.split_seed)
-                    if key in done:
-                        continue
-                    if (name, data_options) not in prepared:
-                        out = folder / f"data-{len(prepared)}"
-                        own = [text.removeprefix("data.") for text in data_options]
-                        with contextlib.redirect_stderr(io.StringIO()):
-                            recjax.prepare(table, "label", out, own, split_column="split")
-                        prepared[name, data_options] = out
-                    line = measure(folder, prepared[name, data_options], settings, seed)
-                    line |= {"data": name, "overrides": overrides, "seed": seed, "split_seed": options.split_seed}
-                    done[key] = line
-                    with options.results.open("a") as file:
-                        file.write(json.dumps(line) + "\n")
-                    print(name, recipe, seed, line, file=sys.stderr, flush=True)
+                line = measure(folder, prepared[name, split, own], settings, seed)
+                line |= {"data": name, "overrides": overrides, "seed": seed, "split_seed": split}
+                done[key] = line
+                with options.results.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+                print(recipe, line, file=sys.stderr, flush=True)
+    splits = {*options.split_seeds, -int(options.presets)}
+    shown = [line for line in done.values() if line["split_seed"] in splits and line["seed"] < options.seeds]
+    print(compare([line for line in shown if not options.only or line["data"] in options.only], recipes))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import jax
 from recjax.config import presets
 from recjax.config.run import RunConfig
 from recjax.data.baselines import references
+from recjax.data.source import split_to_measure
 from recjax.data.storage.run_snapshot import refuse_other_values
 from recjax.errors import ConfigError, TrainingError
 from recjax.parallel import distributed, waiting, watchdog
@@ -23,7 +24,7 @@ from recjax.serving.table_rows import take_encoding
 from recjax.settings import assignments
 from recjax.settings.from_python import require_config
 from recjax.tiers.report import in_short
-from recjax.train import evaluation, planned, preflight
+from recjax.train import ablation, evaluation, planned, preflight
 from recjax.train.agreement import StopRequested
 from recjax.train.build import build_trainer, remarks
 from recjax.train.callbacks import Evaluate, SaveCheckpoint
@@ -72,7 +73,7 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
             stop.steps = checkpoints.steps
             used = folder.resolve(config, distributed.note)
-            trainer = build_trainer(used, splits=("train", "test"))
+            trainer = build_trainer(used, splits=("train",))
             preflight.require_alike(trainer, path)
             for remark in remarks(used, trainer):
                 distributed.note(remark)
@@ -93,11 +94,16 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
                     if outcome.stop:
                         raise StopRequested(outcome.stop)
                     chosen, step = _chosen(trainer, checkpoints, outcome)
-                    result = evaluation.measure(trainer, chosen, "test", stop)
+                    split = split_to_measure(trainer.source)
+                    result = evaluation.measure(trainer, chosen, split, stop) if split else {}
                 except StopRequested as asked:
                     raise stop.stopped(asked.number, outcome.progress.step) from None
-                file.write(evaluation.as_line(step, "test", result))
-        summary = summarise(trainer, outcome, step, result, references(trainer.source), time.monotonic() - began)
+                if split == "test":
+                    file.write(evaluation.as_line(step, split, result))
+        of_means = references(trainer.source) if split == "test" else {}
+        summary = summarise(trainer, outcome, step, result, of_means, time.monotonic() - began)
+        if log.without_weight:
+            summary["steps_without_weight"] = log.without_weight
         if host.tier:
             summary["tier"] = {**tiers, "peak_bytes": peak_bytes()}
             if outcome.steps:
@@ -182,7 +188,7 @@ def evaluate(
     rows: Any = None,
     trust_code: bool = False,
 ) -> dict[str, Any]:
-    """Evaluates a checkpoint of a run. Draws calibration.png in the run folder.
+    """Evaluates a checkpoint of a run. Draws calibration.png, and ablation.png if asked for, in the run folder.
 
     The arguments are those of `recjax.evaluate`; overrides are texts, such as "mesh.devices=1", and `rows` its `input`.
 
@@ -210,8 +216,10 @@ def evaluate(
             drawn = evaluation.curves(reports)
             if drawn:
                 calibration.draw(drawn, folder / "calibration.png", f"calibration of {folder.name}, step {step}")
+            if ablations := {split: part["ablation"] for split, part in reports.items() if "ablation" in part}:
+                ablation.draw(ablations, folder / "ablation.png", f"{folder.name}, step {step}: each column mixed")
     except TrainingError as error:  # the numbers are worth more than the picture
-        distributed.note(f"there is no picture of the calibration: {error}")
+        distributed.note(f"a picture is missing: {error}")
     if len(reports) == 1:
         return html.Shown({"step": step, "split": splits[0], **reports[splits[0]]})
     return html.Shown({"step": step, "splits": reports})

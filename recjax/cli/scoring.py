@@ -164,4 +164,4 @@ def add(names: Any) -> None:
         "--step", type=common.step, metavar="STEP", help="for a run folder: as --step of `recjax export`"
     )
     common.trusting(serve)
-    serve.set_defaults(tunables=True)
+    serve.set_defaults(tunables=True, ends_by_signal=True)

@@ -62,6 +62,11 @@ def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
       ConfigError: as `recjax.settings.overrides.override`, or a file stands where the kind of data should.
     """
     for text in overrides:
+        if (key := text.partition("=")[0]).rpartition(".")[2] in ("pos_weight", "scale_pos_weight", "class_weight"):
+            raise ConfigError(
+                f"{key}: positive labels have no weight of their own here; each row may have one. Write it into a "
+                "column of the table, say w, and give data.columns=auto,w:weight: the loss and all measures count it."
+            )
         if text.startswith("data=") and (advice := hint(text)):
             raise ConfigError(f"{text}: `data` is the kind of data, not a file of them. {advice.rstrip()}")
     changed = machinery.override(config, overrides)

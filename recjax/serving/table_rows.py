@@ -54,7 +54,7 @@ def read(
     columns = columns_of(specs)
     for name in [*columns, *(carry or ())]:
         if name not in there:
-            hint = did_you_mean(name, there, quoted=True)
+            hint = items.comma_hint(name, there) or did_you_mean(name, there, quoted=True)
             raise DataError(
                 f"{file} has no column {name!r}.{hint} It has {', '.join(map(repr, there))[:300]}. Rows to score need "
                 "the columns that trained (the label may be missing)."

@@ -20,6 +20,7 @@ from recjax.data.row_labels import meaning
 from recjax.errors import ConfigError
 from recjax.parallel import watchdog
 from recjax.settings.values import check_ranges
+from recjax.train import ablation
 from recjax.train.agreement import gather, never
 from recjax.train.metrics import calibration
 from recjax.train.metrics.binned import BINS, SLICE_BINS, Binned, Exact
@@ -45,10 +46,13 @@ class Details:
     group: str = ""  # a feature with one value a sample, such as the user, for the AUC within its groups; empty: none
     calibration_bins: int = 20  # points of the calibration curve
     calibration_by: Literal["quantile", "width"] = "quantile"  # bins of equal weight, or of equal width
+    ablate: bool = False  # the measure of `train.choose_by` with the values of each column mixed among the rows
+    permutations: int = 3  # seeds by which each column is mixed
     exact_rows: int = EXACT_ROWS  # samples up to which the AUC is exact; beyond, it comes with bounds
 
     def __post_init__(self) -> None:
-        check_ranges(self, top=(1, None), calibration_bins=(1, None), exact_rows=(0, None))
+        check_ranges(self, top=(1, None), calibration_bins=(1, None), permutations=(1, 1000))
+        check_ranges(self, exact_rows=(0, None))
 
 
 class _Part(Protocol):
@@ -104,7 +108,8 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
       `calibration_curve`: see `calibration.Point`;
       `predictions`: see `calibration.predictions`;
       `by`: feature -> see `Slices.result`; only if asked for;
-      `grouped`: see `Groups.result`, of tasks that of each binary one by name; only if asked for.
+      `grouped`: see `Groups.result`, of tasks that of each binary one by name; only if asked for;
+      `ablation`: see `ablation.ablate`; only if asked for.
       Of tasks what `ByTask.result` gives takes the place of the plain measures, and "tasks" (binary task -> its
       `positive_share`, `ece`, `calibration_curve`, `predictions`, `samples`) that of these.
 
@@ -148,6 +153,9 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
         each = [part.result() for part in groups]
         names = [task.name for task in binary if task is not None]
         result["grouped"] = dict(zip(names, each, strict=True)) if trainer.tasks else each[0]
+    if details.ablate:
+        make_measures = functools.partial(_measures, trainer.tasks, exact)
+        result["ablation"] = ablation.ablate(trainer, state, split, make_measures, details.permutations)
     return result
 
 
@@ -227,6 +235,8 @@ def to_text(result: Mapping[str, Any]) -> str:
                 f"{grouped['one_class_groups']:,} groups of one class only do not count, nor do values unknown "
                 f"or missing, {grouped['shared_share']:.1%})"
             )
+        if "ablation" in part:
+            blocks.append(ablation.to_text(split, part["ablation"]))
         for feature, rows in part.get("by", {}).items():
             names: Sequence[str] = ("value", "samples", "positive_share", "auc", "logloss", "ne", "calibration")
             if "tasks" in part:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import threading
 import time
@@ -13,7 +14,7 @@ import numpy as np
 from jax import monitoring
 
 from recjax.embedding.dynamic.tables import DynamicTables
-from recjax.errors import DataError, TrainingError
+from recjax.errors import TrainingError
 from recjax.parallel import distributed, waiting, watchdog
 from recjax.parallel.stopping import Stop
 from recjax.train.gradients import explain
@@ -62,6 +63,7 @@ class StepLog(contextlib.AbstractContextManager["StepLog"]):
         self._trainer, self._stop = trainer, stop or Stop()
         self._silent = None if distributed.is_main() else open(os.devnull, "w")  # closed by __exit__
         self.progress = Progress(trainer.total_steps, self._silent, clock)
+        self.without_weight = 0  # steps so far whose samples all have weight 0
         self._pending: _Pending | None = None
         self._ids: DynamicTables | None = None
         self._position = 0
@@ -126,6 +128,13 @@ class StepLog(contextlib.AbstractContextManager["StepLog"]):
         if not ok:
             raise self._fault(pending)
         loss = float(metrics["loss"])
+        if math.isnan(loss):  # and ok: see `make_train_step`
+            self.without_weight += 1
+            if self.without_weight == 1:
+                self.progress.note(
+                    f"step {step:,} has no loss: all its samples have weight 0, so it changed nothing. The end of the "
+                    "run says how many such steps there were; a larger train.batch_size makes them fewer."
+                )
         self.progress.update(step, end, loss, alone)
         if step % self._trainer.config.train.log_every == 0 or step == self._trainer.total_steps:
             rate = self.progress.samples_per_s
@@ -134,15 +143,10 @@ class StepLog(contextlib.AbstractContextManager["StepLog"]):
             line = {"step": step, "split": "train", "loss": loss, **of_tasks, "samples": end, "samples_per_s": rate}
             self.file.write({**line, **pending.ids})
 
-    def _fault(self, pending: _Pending) -> DataError | TrainingError:
+    def _fault(self, pending: _Pending) -> TrainingError:
         trainer = self._trainer
         epoch, offset = divmod(pending.first, trainer.samples_per_epoch)
         place = f"samples {offset} to {offset + pending.samples - 1} in the order of epoch {epoch}"
-        if float(pending.metrics["weight"]) == 0:
-            return DataError(
-                f"step {pending.step} has no loss: all its samples have weight 0. It covers {place}. Leave such "
-                "samples out when preparing the data, or raise train.batch_size."
-            ).in_all()
         return TrainingError(
             explain(trainer.config.train, trainer.bound, pending.step, place, pending.metrics)
         ).in_all()
@@ -151,6 +155,8 @@ class StepLog(contextlib.AbstractContextManager["StepLog"]):
         """Ends the progress line."""
         self._starting.close()
         self._listening.close()
+        if self.without_weight:
+            self.progress.note(f"{self.without_weight:,} steps had samples of weight 0 alone, and changed nothing")
         self.progress.close()
         if self._silent is not None:
             self._silent.close()

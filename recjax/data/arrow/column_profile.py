@@ -345,4 +345,7 @@ def _hashes(array: Any, kind: Kind) -> np.ndarray:
     if kind == "none":
         return np.zeros(0, np.uint64)
     numbers = convert.numbers(array)[0]
-    return np.unique((numbers[~np.isnan(numbers)] + 0.0).view(np.uint64))  # -0.0 is 0.0
+    numbers = numbers[~np.isnan(numbers)] + 0.0  # -0.0 is 0.0
+    whole = (np.floor(numbers) == numbers) & (np.abs(numbers) < EXACT)  # which another file may hold as integers
+    integers = stable_hash(np.unique(numbers[whole].astype(np.int64)))
+    return np.union1d(integers, numbers[~whole].view(np.uint64))

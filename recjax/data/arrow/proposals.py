@@ -29,7 +29,7 @@ class Proposal:
       role: the role.
       why: for people.
       date: of text ids that look like dates, one of them; else "".
-      numbers: of text nearly all of whose values look like numbers, a sentence on the first that is none; else "".
+      numbers: of text nearly all of whose values look like numbers, a sentence on the first that is not read; else "".
       exceptions: of such text, whether but a few of its values are none, so that their rows may be left out.
       separator: of text that is cut into lists, the mark between their entries; else "".
     """
@@ -67,8 +67,8 @@ def propose(name: str, profile: ColumnProfile) -> Proposal:
     value, row = profile.unread
     so = "the column is left out" if proposal.role == "skip" else "each value is an id"
     said = (
-        f"{name} is text, although {like:,} of its {profile.distinct:,} values look like numbers; the first that is "
-        f"none in the file is {value[:80]!r} ({row}). So {so}"
+        f"{name} is text, although {like:,} of its {profile.distinct:,} values look like numbers; the first that "
+        f"cannot be read as one is {value[:80]!r} ({row}). So {so}"
     )
     return dataclasses.replace(proposal, numbers=said, exceptions=len(profile.unread_values) <= _FEW)
 
@@ -85,7 +85,7 @@ def _propose(name: str, profile: ColumnProfile) -> Proposal:
     what = _count_values(profile)
     if name == "":
         return Proposal("skip", "has no name, like the index that pandas writes")
-    if kind == "none":
+    if kind == "none" or not profile.lists and profile.missing == profile.rows:
         return Proposal("skip", "has no value")
     if kind == "other":
         return Proposal("skip", IN_WORDS[kind])

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import sys
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -147,12 +148,21 @@ class RunFolder(ReadOnlyRunFolder):
                 raise
         differing = changes(then, self._config)
         if differing:
+            used = changes(*(config.for_rows(self._trained_rows()) for config in (then, self._config)))
+            differing = [text for text in used if not text.startswith("small.")] or differing
             raise ConfigError(
                 f"{self.path} holds a run of another config ({'; '.join(differing)}). Give the same settings to "
                 "resume it, or another --out to start again."
             )
         code_of_run.refuse_other(self.path, kept, self._config)
         self._unknown_code = kept.hash is None and source_of(type(self._config)) is not None
+
+    def _trained_rows(self) -> int:
+        """Rows of the training split, by what the folder says of its data; very many where it does not tell."""
+        with contextlib.suppress(RecjaxError):
+            if (source := run_snapshot.open_snapshot(self.path / DATA_SNAPSHOT)) is not None:
+                return int(source.row_counts("train").sum())
+        return sys.maxsize
 
     def _has_checkpoints(self) -> bool:
         return any((self.path / "checkpoints").glob("[0-9]*"))
