@@ -82,6 +82,12 @@ def test_words_of_a_run(file, tmp_path):
     scores = ("predict", tmp_path / "run", "--input", file, "--out", tmp_path / "s.csv")
     assert """A name with a comma stands in double quotes: '"a,b"'.""" in refused(*scores, "--columns", "a,b", status=3)
     assert "A setting is written without dashes: on_error=skip." in refused(*scores, "--on-error", "skip")
+    text = refused("eval", tmp_path / "run", "--by", "price,net", "--by", "user")
+    assert "no categorical feature 'price,net'" in text
+    skipped = inside(*settings, "data.columns=auto,price:skip", "--out", tmp_path / "skips")
+    assert skipped.status == 0
+    text = refused("eval", tmp_path / "skips", "--by", "price")
+    assert "'price' is a column of the table" in text and "train with price:id" in text
     for checkpoint in (tmp_path / "run" / "checkpoints").glob("[0-9]*"):
         (checkpoint / "manifest.json").write_text("{}")
     refused("eval", tmp_path / "run", status=3)

@@ -43,8 +43,8 @@ def add(names: Any) -> None:
         type=expanded,
         required=True,
         metavar="FILE",
-        help="file of scores to write, .csv or .jsonl: row (from 1), logit, probability, in the input's order; "
-        "replaces an older file of scores",
+        help="file of scores to write, .csv, .jsonl or .parquet: row (from 1), logit, probability, in the input's "
+        "order; replaces an older file of scores",
     )
     predict.add_argument(
         "--columns",

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
 
+from recjax.data.arrow.roles import in_shell
 from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
 from recjax.data.row_labels import meaning
+from recjax.data.source import BlockSource
+from recjax.data.storage.blocks import PreparedSource
 from recjax.errors import ConfigError
 from recjax.parallel import watchdog
+from recjax.settings import items
 from recjax.settings.values import check_ranges
 from recjax.train import ablation
 from recjax.train.agreement import gather, never
@@ -124,6 +129,7 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
             f"{', '.join(task.name for task in trainer.tasks)}. Leave it out; --by has the measures of each task."
         )
     schema, exact = trainer.source.schema, _is_exact(trainer, split, details.exact_rows)
+    _refuse_unread(trainer.source, [*details.by, details.group])
     grouped = find_feature(schema, details.group) if details.group else None
     by = [find_feature(schema, name) for name in details.by]
     groups = []
@@ -157,6 +163,20 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
         make_measures = functools.partial(_measures, trainer.tasks, exact)
         result["ablation"] = ablation.ablate(trainer, state, split, make_measures, details.permutations)
     return result
+
+
+def _refuse_unread(source: BlockSource, names: Sequence[str]) -> None:
+    """Refuses columns of a table that are no categorical features of the model, with what else to do (ConfigError)."""
+    about = source.about if isinstance(source, PreparedSource) else {}
+    features = {feature.name for feature in source.schema.features}
+    for name in names:
+        if name not in features and name in about.get("table", {}).get("names", ()):
+            raise ConfigError(
+                f"{name!r} is a column of the table, but no categorical feature of the model, so the prepared data do "
+                "not tell its values apart. Score the rows with it and the label (`recjax predict RUN --input FILE "
+                f"--out scores.parquet --columns {shlex.quote(items.quote(name))},LABEL`) and group these scores, or "
+                f"train with {in_shell(name, 'id')} in data.columns."
+            )
 
 
 def _calibrated(whole: Exact | Binned, details: Details) -> dict[str, Any]:
