@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,6 +102,8 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
                     file.write(evaluation.as_line(step, split, result))
         of_means = references(trainer.source) if split == "test" else {}
         summary = summarise(trainer, outcome, step, result, of_means, time.monotonic() - began)
+        if log.first_at is not None:
+            summary["first_step_s"] = round(log.first_at - began, 1)
         if log.without_weight:
             summary["steps_without_weight"] = log.without_weight
         if host.tier:
@@ -211,15 +213,23 @@ def evaluate(
         reports = {split: evaluation.report(trainer, state, split, details) for split in splits}
     if rows is not None:  # the picture in the run folder is of the run's own data
         return html.Shown({"step": step, "split": "input", **reports[splits[0]]})
-    try:
-        if distributed.is_main():
-            drawn = evaluation.curves(reports)
-            if drawn:
-                calibration.draw(drawn, folder / "calibration.png", f"calibration of {folder.name}, step {step}")
-            if ablations := {split: part["ablation"] for split, part in reports.items() if "ablation" in part}:
-                ablation.draw(ablations, folder / "ablation.png", f"{folder.name}, step {step}: each column mixed")
-    except TrainingError as error:  # the numbers are worth more than the picture
-        distributed.note(f"a picture is missing: {error}")
+    if distributed.is_main():
+        _draw_reports(reports, folder, step)
     if len(reports) == 1:
         return html.Shown({"step": step, "split": splits[0], **reports[splits[0]]})
     return html.Shown({"step": step, "splits": reports})
+
+
+def _draw_reports(reports: Mapping[str, Mapping[str, Any]], folder: Path, step: int) -> None:
+    """Draws the pictures of an evaluation in the run folder, as far as that can be written."""
+    title, pictures = f"{folder.name}, step {step}", dict[str, Callable[[], None]]()
+    if drawn := evaluation.curves(reports):
+        file = folder / "calibration.png"
+        pictures["the calibration"] = lambda: calibration.draw(drawn, file, f"calibration of {title}")
+    if mixed := {split: part["ablation"] for split, part in reports.items() if "ablation" in part}:
+        pictures["the ablation"] = lambda: ablation.draw(mixed, folder / "ablation.png", f"{title}: each column mixed")
+    for name, draw in pictures.items():
+        try:
+            draw()
+        except TrainingError as error:  # the numbers are worth more than the picture
+            distributed.note(f"there is no picture of {name}: {error}")

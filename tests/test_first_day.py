@@ -134,3 +134,24 @@ def test_a_column_of_nulls_and_one_number_in_two_types():
     both.add(pa.array(np.arange(300).astype(float)), count=True)
     both.add(pa.array([0.5, 2.0**60]), count=True)
     assert both.distinct == 302
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("train.lr=0.1", "Did you mean embedding.optimizer.learning_rate or train.optimizer.learning_rate"),
+        ("train.optimizer=AdamW", "Write train.optimizer=optax train.optimizer.name=adamw."),
+        ("train.schedule=cosine", "Write train.schedule=optax train.schedule.name=cosine_decay_schedule."),
+        ("train.optimizer=admn", "expected sgd, adagrad, adam or optax"),
+    ],
+)
+def test_words_of_others(setting, words):
+    assert words in refused("show", "movietweetings", setting)
+
+
+def test_a_run_folder_without_its_parent(tmp_path, monkeypatch):
+    (tmp_path / "runs" / "clicks").mkdir(parents=True)
+    (tmp_path / "runs" / "clicks" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert "Did you mean runs/clicks?" in refused("eval", "clickz")
+    assert "Did you mean runs/clicks?" in refused("eval", "run/clicks")

@@ -90,6 +90,25 @@ class OptaxSchedule:
         return jnp.asarray(schedule(step), float)
 
 
+def hint(text: str) -> str:
+    """Returns how to take a rule of optax that a setting such as train.optimizer=adamw names as if it were a kind.
+
+    Args:
+      text: the setting, KEY=VALUE.
+
+    Returns:
+      A sentence; "" if the setting is another one, or optax has no such rule.
+    """
+    key, _, value = text.partition("=")
+    known = {"train.optimizer": _optimizers, "train.schedule": _schedules}.get(key)
+    names = known() if known else {}
+    name = next((name for name in (value.lower(), f"{value.lower()}_schedule") if name in names), None)
+    near_names = [name for name in names if name.startswith(value.lower())] if value and known else []
+    if name is None and key == "train.schedule" and near_names:
+        name = near_names[0]
+    return f"{text}: that is a rule of optax. Write {key}=optax {key}.name={name}." if name else ""
+
+
 def _checked(
     place: str, name: str, known: Mapping[str, Any], first: Collection[str], arguments: Sequence[str]
 ) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from recjax.settings.values import (
 from recjax.utils import strict_json
 
 T = TypeVar("T")
+_SHORT = {"lr": "learning_rate", "bs": "batch_size", "wd": "weight_decay"}  # what others write -> its name here
 _TOLD = 4  # mistakes beside the first that one error tells
 
 
@@ -340,7 +341,10 @@ def _unknown_key(root: Node, key: str) -> str:
         pairs = ((key, candidate), (leaf, candidate.rpartition(".")[2]))
         return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
 
-    close = sorted((known for known in _keys(root) if likeness(known) >= 0.6), key=likeness, reverse=True)[:3]
+    if leaf in _SHORT:
+        close = [known for known in _keys(root) if known.rpartition(".")[2] == _SHORT[leaf] and "NAME" not in known][:3]
+    else:
+        close = sorted((known for known in _keys(root) if likeness(known) >= 0.6), key=likeness, reverse=True)[:3]
     nearest = f"Did you mean {either(close)}?" if close else f"At the top stand {', '.join(root.values)}."
     return f"unknown key {key!r}. {nearest} `recjax show PRESET` prints all keys."
 

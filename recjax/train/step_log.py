@@ -67,6 +67,8 @@ class StepLog(contextlib.AbstractContextManager["StepLog"]):
         self._pending: _Pending | None = None
         self._ids: DynamicTables | None = None
         self._position = 0
+        self.first_at: float | None = None  # by `clock`: when the metrics of the first step were there
+        self._clock = clock
         self.compile_s = 0.0  # that training waited for programs to be compiled, or read if kept, since `start`
         self.compile_ahead_s = 0.0  # spent in that by threads beside the training
         self._thread = threading.get_ident()  # that trains
@@ -123,6 +125,7 @@ class StepLog(contextlib.AbstractContextManager["StepLog"]):
         step, metrics, end = pending.step, pending.metrics, pending.first + pending.samples
         watchdog.phase("wait")
         ok = bool(metrics["ok"])
+        self.first_at = self._clock() if self.first_at is None else self.first_at
         self._stop.training = True
         self._starting.close()
         if not ok:

@@ -53,5 +53,5 @@ def test_with_training_rows_alone_nothing_is_measured(file, tmp_path):
 
 
 def test_several_labels_without_test_rows(file, tmp_path):
-    done = trained(file, tmp_path / "run", "random:0.9,0.1,0", "data.label=clicked,stars:number")
+    done = trained(file, tmp_path / "run", "random:0.9,0.1,0", "data.label=clicked,stars:number", "model=mmoe")
     assert done.status == 0 and done.result["eval_split"] == "validation" and "clicked.auc" in done.result["eval"]

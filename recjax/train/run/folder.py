@@ -301,10 +301,12 @@ def _no_run(path: Path) -> ConfigError:
     if os.path.isfile(path):
         return ConfigError(f"{path} is a file, not a run folder. {remedy}")
     if not os.path.lexists(path):
-        near = None
-        with contextlib.suppress(OSError):
-            near = nearest(path.name, [config.parent.name for config in path.parent.glob("*/config.json")])
-        meant = "" if near is None else f" Did you mean {path.parent / near}?"
+        meant = ""
+        for folder in (path.parent, Path("runs")):
+            with contextlib.suppress(OSError):
+                names = [config.parent.name for config in folder.glob("*/config.json")]
+                if not meant and (near := nearest(path.name, names)) is not None:
+                    meant = f" Did you mean {folder / near}?"
         return ConfigError(f"{path} is not a run folder: it does not exist.{meant} {remedy}")
     runs = sorted(str(config.parent) for config in path.glob("*/config.json")) if os.path.isdir(path) else []
     if runs:

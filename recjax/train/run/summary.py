@@ -22,7 +22,15 @@ from recjax.utils.version import __version__
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 # Of the training alone: a later call that trains no step keeps those of the one that did.
-_FIGURES = ("samples_per_s", "seconds", "compilations", "compile_s", "compiled_ahead", "compile_ahead_s")
+_FIGURES = (
+    "first_step_s",
+    "samples_per_s",
+    "seconds",
+    "compilations",
+    "compile_s",
+    "compiled_ahead",
+    "compile_ahead_s",
+)
 
 
 def summarise(
@@ -115,6 +123,8 @@ def results(summary: Mapping[str, Any]) -> str:
             f", {summary['compiled_ahead']} of them ahead ({summary['compile_ahead_s']:.0f} s beside the training)"
         )
     lines = [f"compiling: {summary['compile_s']:.0f} s, {programs}"]
+    if "first_step_s" in summary:
+        lines[0] += f"; the first step was done after {summary['first_step_s']:.0f} s"
     if rate := summary["samples_per_s"]:
         lines.insert(0, f"training: {rate:,.0f} samples/s, without compiling, evaluating and saving")
     return "\n".join((results_table(rows), "", *lines))
