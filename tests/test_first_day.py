@@ -155,3 +155,8 @@ def test_a_run_folder_without_its_parent(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "Did you mean runs/clicks?" in refused("eval", "clickz")
     assert "Did you mean runs/clicks?" in refused("eval", "run/clicks")
+
+
+def test_a_list_of_files(file, tmp_path):
+    text = refused("train", "table", f"data.from={file},{file}", "data.label=clicked", status=3)
+    assert "several are given as a folder that holds them, or as a pattern in quotes" in text
