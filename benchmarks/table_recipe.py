@@ -268,8 +268,9 @@ def main() -> None:
                     with contextlib.redirect_stderr(io.StringIO()):
                         recjax.prepare(made[name](), "label", prepared[name, split, own], own, split_column="split")
                 settings = [text for text in overrides if not text.startswith("data.")]
-                line = measure(folder, prepared[name, split, own], settings, seed)
-                line |= {"data": name, "overrides": overrides, "seed": seed, "split_seed": split}
+                line: dict[str, Any] = measure(folder, prepared[name, split, own], settings, seed)
+                about: dict[str, Any] = {"data": name, "overrides": overrides, "seed": seed, "split_seed": split}
+                line = about | line
                 done[key] = line
                 with options.results.open("a") as file:
                     file.write(json.dumps(line) + "\n")

@@ -24,7 +24,7 @@ from recjax.serving.table_rows import take_encoding
 from recjax.settings import assignments
 from recjax.settings.from_python import require_config
 from recjax.tiers.report import in_short
-from recjax.train import ablation, evaluation, planned, preflight
+from recjax.train import evaluation, planned, preflight
 from recjax.train.agreement import StopRequested
 from recjax.train.build import build_trainer, remarks
 from recjax.train.callbacks import Evaluate, SaveCheckpoint
@@ -227,7 +227,9 @@ def _draw_reports(reports: Mapping[str, Mapping[str, Any]], folder: Path, step: 
         file = folder / "calibration.png"
         pictures["the calibration"] = lambda: calibration.draw(drawn, file, f"calibration of {title}")
     if mixed := {split: part["ablation"] for split, part in reports.items() if "ablation" in part}:
-        pictures["the ablation"] = lambda: ablation.draw(mixed, folder / "ablation.png", f"{title}: each column mixed")
+        pictures["the ablation"] = lambda: evaluation.draw_ablation(
+            mixed, folder / "ablation.png", f"{title}: each column mixed"
+        )
     for name, draw in pictures.items():
         try:
             draw()

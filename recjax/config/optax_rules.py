@@ -90,7 +90,7 @@ class OptaxSchedule:
         return jnp.asarray(schedule(step), float)
 
 
-def hint(text: str) -> str:
+def advise_on_kind(text: str) -> str:
     """Returns how to take a rule of optax that a setting such as train.optimizer=adamw names as if it were a kind.
 
     Args:

@@ -71,7 +71,11 @@ def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
                 f"{key}: positive labels have no weight of their own here; each row may have one. Write it into a "
                 "column of the table, say w, and give data.columns=auto,w:weight: the loss and all measures count it."
             )
-        if (kind := text.partition("=")[2].lower()) not in _KINDS and (advice := optax_rules.hint(text)) and kind:
+        if (
+            (kind := text.partition("=")[2].lower()) not in _KINDS
+            and (advice := optax_rules.advise_on_kind(text))
+            and kind
+        ):
             raise ConfigError(advice)
         if text.startswith("data=") and (advice := hint(text)):
             raise ConfigError(f"{text}: `data` is the kind of data, not a file of them. {advice.rstrip()}")

@@ -80,7 +80,7 @@ class SmallData:
         )
 
     def reasons(self) -> dict[str, str]:
-        """Why the settings of `REPLACED` are what `train` makes them: the fields here that decide, in words."""
+        """Returns the fields here that decide each setting of `REPLACED`, in words."""
         fields: dict[str, str] = dict.fromkeys(REPLACED, "")
         if self.batch_size is None:
             fields["train.batch_size"] = f"small.steps={self.steps}: an epoch has as many steps at least"

@@ -108,7 +108,8 @@ class _ParquetScores:
     """Takes scores into a Parquet file, whose carried columns have the types that they have in the first rows."""
 
     def __init__(self, out: Path, open_writer: Callable[[Any], Any]) -> None:
-        self._out, self._open, self._writer = out, open_writer, None
+        self._out, self._open = out, open_writer
+        self._writer: Any = None
 
     def write(
         self, numbers: Sequence[int], scored: Mapping[str, Sequence[Any]], carried: Mapping[str, Sequence[Any]]
@@ -116,7 +117,9 @@ class _ParquetScores:
         """See `ScoreFile`. Times, numbers and lists stay what they are."""
         import pyarrow as pa
 
-        kinds = {} if self._writer is None else {field.name: field.type for field in self._writer.schema}
+        kinds: dict[str, Any] = (
+            {} if self._writer is None else {field.name: field.type for field in self._writer.schema}
+        )
         arrays = {"row": pa.array(numbers, pa.int64()), **{name: pa.array(values) for name, values in scored.items()}}
         for name, values in carried.items():
             try:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from recjax.data.datasets.own_table import Table
 from recjax.embedding import row_order
 from recjax.errors import ConfigError, DataError, TrainingError
 from recjax.train.checkpoint.checkpoints import Restored
@@ -121,7 +122,7 @@ def resume(trainer: Trainer, restored: Restored) -> tuple[TrainState, TrainProgr
 def _data_key(trainer: Trainer) -> str:
     """The setting that says where the data are."""
     data = trainer.config.data
-    return "data.from" if not getattr(data, "path", "") and getattr(data, "from_", "") else "data.path"
+    return "data.from" if isinstance(data, Table) and data.from_ and not data.path else "data.path"
 
 
 def _progress(trainer: Trainer, meta: Mapping[str, Any], place: str) -> TrainProgress:

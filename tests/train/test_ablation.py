@@ -10,7 +10,7 @@ from support.commands import inside
 
 from recjax.data.source import concatenate
 from recjax.data.synthetic.clicks import Synthetic
-from recjax.train.ablation import MixedColumn
+from recjax.train.evaluation import MixedColumn
 
 pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
@@ -28,7 +28,7 @@ def lists_of(batch, name):
 
 
 @pytest.mark.parametrize("column", ["sparse_0", "sparse_1", "sparse_2", "dense_1"])
-def test_a_column_is_dealt_anew_and_all_else_stays(column):
+def test_a_column_is_dealt_again_and_all_else_stays(column):
     source = LAW.open()
     plain, mixed, again = everything(source), *(everything(MixedColumn(source, column, seed)) for seed in (0, 0))
     other = everything(MixedColumn(source, column, 1))
