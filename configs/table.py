@@ -22,5 +22,5 @@ config = RunConfig(
     model=DCNv2Config(bottom=(64, 16)),
     embedding=EmbeddingConfig(dim=16, optimizer=RowWiseAdagrad(learning_rate=0.02)),
     train=TrainConfig(batch_size=2048, epochs=1, optimizer=DenseAdagrad(0.02), eval_every=500, patience=3),
-    small=SmallData(below_rows=500_000, epochs=10),
+    small=SmallData(below_rows=500_000, epochs=20, patience=None, patience_epochs=2),
 )

@@ -194,8 +194,8 @@ def evaluate(
       step: a step that has a checkpoint, or "newest"; None takes the one that validation chose, or else the newest.
       trust_code: where the file of a model of one's own is gone, has changed, or is not known as yours, run the copy
         in the run folder. Do so only for a folder whose maker you trust.
-      **details: fields of `recjax.train.evaluation.Details`, for example by="genres" (or several), group="user"; other
-        keywords are overrides.
+      **details: fields of `recjax.train.evaluation.Details`, for example by="genres" (or several), group="user",
+        ablate=True; other keywords are overrides.
 
     Raises:
       RecjaxError: see recjax.errors for the kinds.

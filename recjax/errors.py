@@ -85,6 +85,12 @@ class TrainingError(RecjaxError):
     """The run itself cannot go on: a non-finite step, an unusable checkpoint, a full disk. Status 1."""
 
 
+class CheckpointDamage(TrainingError):
+    """A checkpoint is damaged, and no other can stand in. Exit status 3, as of damaged data."""
+
+    exit_status = 3
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Returns whether memory ran out, of a device or this machine; JAX raises a plain RuntimeError then."""
     text = str(error).lower()

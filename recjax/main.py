@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from recjax import settings
 from recjax.config import presets
 from recjax.config.run import FREE_ON_RESUME, RunConfig
 from recjax.data.baselines import references
+from recjax.data.source import split_to_measure
 from recjax.data.storage.blocks import PreparedSource
 from recjax.data.storage.run_snapshot import refuse_other_values
 from recjax.errors import ConfigError, TrainingError
@@ -82,7 +83,7 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
         with Checkpoints(folder.path / "checkpoints", keep=config.train.keep_checkpoints) as checkpoints:
             stop.steps = checkpoints.steps
             used = folder.resolve(config, distributed.note)
-            trainer = build_trainer(used, splits=("train", "test"))
+            trainer = build_trainer(used, splits=("train",))
             preflight.require_alike(trainer, path)
             for remark in remarks(used, trainer):
                 distributed.note(remark)
@@ -107,11 +108,18 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
                     if outcome.stop:
                         raise StopRequested(outcome.stop)
                     chosen, step = _chosen(trainer, checkpoints, outcome)
-                    result = evaluation.measure(trainer, chosen, "test", stop)
+                    split = split_to_measure(trainer.source)
+                    result = evaluation.measure(trainer, chosen, split, stop) if split else {}
                 except StopRequested as asked:
                     raise stop.stopped(asked.number, outcome.progress.step) from None
-                file.write(evaluation.as_line(step, "test", result))
-        summary = summarise(trainer, outcome, step, result, references(trainer.source), time.monotonic() - began)
+                if split == "test":
+                    file.write(evaluation.as_line(step, split, result))
+        of_means = references(trainer.source) if split == "test" else {}
+        summary = summarise(trainer, outcome, step, result, of_means, time.monotonic() - began)
+        if log.first_at is not None:
+            summary["first_step_s"] = round(log.first_at - began, 1)
+        if log.without_weight:
+            summary["steps_without_weight"] = log.without_weight
         if host.tier:
             summary["tier"] = {**tiers, "peak_bytes": peak_bytes()}
             if outcome.steps:
@@ -273,7 +281,7 @@ def evaluate(
     rows: Any = None,
     trust_code: bool = False,
 ) -> dict[str, Any]:
-    """Evaluates a checkpoint of a run. Draws calibration.png in the run folder.
+    """Evaluates a checkpoint of a run. Draws calibration.png, and ablation.png if asked for, in the run folder.
 
     The arguments are those of `recjax.evaluate`; overrides are texts, such as "mesh.devices=1", and `rows` its `input`.
 
@@ -300,13 +308,25 @@ def evaluate(
         features = drift.measure_drift(drift.read_profile(folder), source, splits[0], source.missing)
         moved = {"features": features, "calibration": result.get("calibration"), "calibration_then": then}
         return html.Shown({"step": step, "split": "input", **result, "drift": moved})
-    try:
-        if distributed.is_main():
-            drawn = evaluation.curves(reports)
-            if drawn:
-                calibration.draw(drawn, folder / "calibration.png", f"calibration of {folder.name}, step {step}")
-    except TrainingError as error:  # the numbers are worth more than the picture
-        distributed.note(f"there is no picture of the calibration: {error}")
+    if distributed.is_main():
+        _draw_reports(reports, folder, step)
     if len(reports) == 1:
         return html.Shown({"step": step, "split": splits[0], **reports[splits[0]]})
     return html.Shown({"step": step, "splits": reports})
+
+
+def _draw_reports(reports: Mapping[str, Mapping[str, Any]], folder: Path, step: int) -> None:
+    """Draws the pictures of an evaluation in the run folder, as far as that can be written."""
+    title, pictures = f"{folder.name}, step {step}", dict[str, Callable[[], None]]()
+    if drawn := evaluation.curves(reports):
+        file = folder / "calibration.png"
+        pictures["the calibration"] = lambda: calibration.draw(drawn, file, f"calibration of {title}")
+    if mixed := {split: part["ablation"] for split, part in reports.items() if "ablation" in part}:
+        pictures["the ablation"] = lambda: evaluation.draw_ablation(
+            mixed, folder / "ablation.png", f"{title}: each column mixed"
+        )
+    for name, draw in pictures.items():
+        try:
+            draw()
+        except TrainingError as error:  # the numbers are worth more than the picture
+            distributed.note(f"there is no picture of {name}: {error}")

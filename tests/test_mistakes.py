@@ -32,7 +32,6 @@ pytestmark = [pytest.mark.full, pytest.mark.shared_programs, pytest.mark.light_c
             ["model.bottom ends in 8, but .* another dimension: sparse_0 \\(16\\)", "change embedding.dim"],
             ["embedding.dim=16"],
         ),
-        (["data.test_rows=0"], 3, ["split 'test' of synthetic has no rows"], []),
         (["data.train_rows=0"], 3, ["split 'train' of synthetic has no rows"], []),
         (["mesh.devices=9"], 4, ["mesh.devices=9, but JAX sees 8 cpu", "in this process: restart it"], []),
         (["mesh.platform=gpu"], 4, ["mesh.platform=gpu: JAX finds no such device", "cuda12"], []),

@@ -78,10 +78,12 @@ def _run(options: argparse.Namespace, keep: bool, watching: watchdog.Watch | Non
                 keep_programs()
             options.run(options)
         sys.stdout.flush()
-    except (RecjaxError, StoppedError) as error:
-        return _fail(str(error), error.exit_status)
-    except KeyboardInterrupt as error:
-        return _fail(str(error) or options.interrupted, Interrupted.exit_status)
+    except (RecjaxError, StoppedError, KeyboardInterrupt) as error:
+        status = getattr(error, "exit_status", Interrupted.exit_status)
+        if status in _ASKED and "ends_by_signal" in options:  # how else
+            print(f"\nrecjax: {masked(str(error) or options.interrupted)}", file=sys.stderr)
+            return status
+        return _fail(str(error) or options.interrupted, status)
     except BrokenPipeError:  # the reader of our output (head, say) has left
         return 1
     except (OSError, MemoryError, RuntimeError, ImportError) as error:  # the last: of a library that finds no room

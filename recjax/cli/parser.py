@@ -103,6 +103,13 @@ def make_parser(verb: str | None = None) -> argparse.ArgumentParser:
     detail(
         "--group", "also compute the AUC within each value of this feature, such as the user (gAUC)", metavar="FEATURE"
     )
+    detail(
+        "--ablate",
+        "also measure what each column is worth: the AUC (the measure of train.choose_by) with its values mixed among "
+        "the rows, and a picture, ablation.png in the run folder",
+        action="store_true",
+    )
+    detail("--permutations", "seeds by which --ablate mixes each column (default: 3)", type=int, metavar="N")
     detail("--calibration-bins", "number of points of the calibration curve (default: 20)", type=int, metavar="N")
     detail(
         "--calibration-by",

@@ -104,6 +104,12 @@ def plan(options: argparse.Namespace) -> None:
     from recjax.train import planned
     from recjax.train.table_specs import check_shared_values, specs
 
+    named = next((text for text in options.overrides if text.startswith("planner.machine=")), None)
+    if options.predict and not options.machine and named is not None:
+        raise ConfigError(
+            f"{named} chooses where tables live; the machine whose step --predict predicts is --machine "
+            f"{named.partition('=')[2]}: give that too, or instead."
+        )
     if options.memory_gib is not None and not options.compile:
         raise ConfigError("--memory-gib is compared with what --compile finds: give both.")
     if options.measure and not options.predict:

@@ -43,8 +43,8 @@ def add(names: Any) -> None:
         type=expanded,
         required=True,
         metavar="FILE",
-        help="file of scores to write, .csv or .jsonl: row (from 1), logit, probability, in the input's order; "
-        "replaces an older file of scores",
+        help="file of scores to write, .csv, .jsonl or .parquet: row (from 1), logit, probability, in the input's "
+        "order; replaces an older file of scores",
     )
     predict.add_argument(
         "--columns",
@@ -164,4 +164,4 @@ def add(names: Any) -> None:
         "--step", type=common.step, metavar="STEP", help="for a run folder: as --step of `recjax export`"
     )
     common.trusting(serve)
-    serve.set_defaults(tunables=True)
+    serve.set_defaults(tunables=True, ends_by_signal=True)

@@ -86,6 +86,8 @@ def _keys_like(options: argparse.Namespace, name: str) -> list[str]:
     group = name.partition(".")[0]
     if group != name and any(key.startswith(f"{group}.") for key in keys):
         return [name]  # which may exist for another kind of data or model; if not, the corrected command says so
+    if name in ("on_error", "encoding") and "input" in options:  # which are of no config
+        return [name]
     like = [name] if name in keys else [key for key in keys if key.endswith(f".{name}")]
     return ([key for key in like if not key.startswith("small.")] or like)[:3]
 

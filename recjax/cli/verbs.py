@@ -52,7 +52,8 @@ def _go_on(options: argparse.Namespace) -> None:
     write_result(options, {"out": str(run), **summary}, lambda: more.to_text(summary))
 
 
-_DETAILS = ("top", "group", "calibration_bins", "calibration_by", "exact_rows")  # options that are settings of Details
+# Options that are settings of Details.
+_DETAILS = ("top", "group", "ablate", "permutations", "calibration_bins", "calibration_by", "exact_rows")
 
 
 def evaluate(options: argparse.Namespace) -> None:
@@ -164,14 +165,23 @@ def show(options: argparse.Namespace) -> None:
     """Prints a config."""
     from recjax import settings
     from recjax.config import presets
+    from recjax.data.synthetic.clicks import Synthetic
     from recjax.settings.values import written
+    from recjax.train.table_specs import specs
 
     default = presets.load(options.preset)
     config = presets.override(default, options.overrides)
     changed = {key: then for key, then, _ in settings.diff(default, config)}
 
+    named = sorted({*config.embedding.tables, *config.embedding.features})
+    if isinstance(config.data, Synthetic):  # whose tables are known without reading anything
+        specs(config, config.data.open().schema)
+        named = []
+
     def text() -> str:
         lines = []
+        if named:
+            log.info(f"whether the data have {', '.join(named)} is known once they are read")
         for key, value in settings.flatten(config).items():
             note = f"   (preset: {written(changed[key])})" if key in changed else ""
             lines.append(f"{key}={written(value)}{note}")
@@ -214,6 +224,9 @@ def sweep(options: argparse.Namespace) -> None:
         results = run.train_all(runs, results_file)
     result: dict[str, Any] = {"out": str(sweep.out), "runs": report.ordered(sweep, results)}
     text = report.table(sweep, results)
+    if seeds := report.over_seeds(sweep, results):
+        result["over_seeds"] = seeds
+        text += f"\n\n{report.seeds_table(sweep, seeds)}"
     if options.index is None and sweep.out.is_dir():  # tasks that share the folder leave these files to --results
         write_whole(results_file, run.results_text(results))
         if report.draw(sweep, results, sweep.out / "sweep.png"):

@@ -48,6 +48,11 @@ def _find(text: str, what: str, pattern: str, content: str) -> Path:
     if text in files:
         return files[text]
     close = near(Path(text).stem, files, least=0.6)
+    if what == "preset" and (expanded(text) / "config.json").is_file():
+        raise ConfigError(
+            f"{text} is a run folder, and this verb takes a preset, with the settings that change it. `recjax eval`, "
+            "`predict`, `export` and `serve` take a run folder; its settings are in its config.json."
+        )
     if what == "preset" and (of_data := hint(text)):
         raise ConfigError(f"{text} is no preset (the name of one, or a Python file). {of_data.rstrip()}")
     raise ConfigError(
@@ -76,6 +81,12 @@ def require_trusted(preset: str, named_by: Path, trust_code: bool) -> None:
     Raises:
       ConfigError: it is, or there is no such preset.
     """
+    beside = named_by.parent / preset
+    if preset.endswith(".py") and not expanded(preset).is_file() and beside.is_file():
+        raise ConfigError(
+            f"there is no file {preset} in the working folder, from which paths count, although there is {beside}. "
+            f'Start the command in {beside.parent.resolve()}, or write preset = "{beside.resolve()}".'
+        )
     path = find_preset(preset)
     if trust_code or path.resolve().parent == _shipped():
         return

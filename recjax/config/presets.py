@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import typing
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from recjax import settings as machinery
-from recjax.config import own_code, preset_files
+from recjax.config import optax_rules, own_code, preset_files
 from recjax.config.run import FREE_ON_RESUME, RunConfig
 from recjax.config.small_data import REPLACED
+from recjax.config.train import DenseOptimizer, Schedule
 from recjax.data.own import hint
 from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRMConfig
 from recjax.settings.values import written
+
+_KINDS = {kind.kind for kind in (*typing.get_args(DenseOptimizer), *typing.get_args(Schedule))}
 
 
 def default_out(config: RunConfig) -> Path:
@@ -62,6 +66,17 @@ def override(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
       ConfigError: as `recjax.settings.overrides.override`, or a file stands where the kind of data should.
     """
     for text in overrides:
+        if (key := text.partition("=")[0]).rpartition(".")[2] in ("pos_weight", "scale_pos_weight", "class_weight"):
+            raise ConfigError(
+                f"{key}: positive labels have no weight of their own here; each row may have one. Write it into a "
+                "column of the table, say w, and give data.columns=auto,w:weight: the loss and all measures count it."
+            )
+        if (
+            (kind := text.partition("=")[2].lower()) not in _KINDS
+            and (advice := optax_rules.advise_on_kind(text))
+            and kind
+        ):
+            raise ConfigError(advice)
         if text.startswith("data=") and (advice := hint(text)):
             raise ConfigError(f"{text}: `data` is the kind of data, not a file of them. {advice.rstrip()}")
     changed = machinery.override(config, overrides)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
+import typing
 from typing import Literal, Self
 
 from recjax import settings as machinery
@@ -27,6 +28,7 @@ from recjax.models.wide_deep import WideDeepConfig
 from recjax.parallel.mesh import MeshConfig
 from recjax.settings.values import Named, check_ranges
 from recjax.utils import html
+from recjax.utils.text import did_you_mean
 from recjax.utils.units import read_whole_bytes
 
 
@@ -88,6 +90,7 @@ class PlannerConfig:
             raise ConfigError(f"compile is {self.compile}; give how many plans to compile, for example 4, or 0.")
 
 
+Model = DLRMConfig | DCNv2Config | DeepFMConfig | WideDeepConfig | SharedBottomConfig | MMoEConfig | PLEConfig
 ComputeDtype = Literal["float32", "tensorfloat32", "bfloat16", "float64"]
 
 
@@ -167,9 +170,7 @@ class RunConfig:
 
     seed: int = 0  # seed of initial weights and of the order of the samples
     data: Dataset = Synthetic()  # data to train on
-    model: DLRMConfig | DCNv2Config | DeepFMConfig | WideDeepConfig | SharedBottomConfig | MMoEConfig | PLEConfig = (
-        DLRMConfig()
-    )  # the dense part
+    model: Model = DLRMConfig()  # the dense part
     tasks: Named[TaskConfig] = Named()  # settings of single labels, by their names: loss and weight
     embedding: EmbeddingConfig = EmbeddingConfig()  # the tables
     train: TrainConfig = TrainConfig()  # settings of training
@@ -196,6 +197,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, seed=(0, 2**32 - 1))
+        if type(self) is not RunConfig:
+            _check_own_model(type(self.model))
         if not self.planner.machine:  # with one plan=auto may choose tier.device_bytes
             self.tier.require_used()
 
@@ -240,6 +243,32 @@ class RunConfig:
         if (embedding, train) == (self.embedding, self.train):
             return self
         return dataclasses.replace(self, embedding=embedding, train=train)
+
+
+def _check_own_model(cls: type) -> None:
+    """Refuses the config class of a model of one's own that no run could use, with what it lacks (ConfigError)."""
+    if cls in typing.get_args(Model):
+        return
+    name, kinds = cls.__qualname__, {model.kind for model in typing.get_args(Model)}
+    if not dataclasses.is_dataclass(cls):
+        raise ConfigError(
+            f"{name}, the config of a model, is no dataclass. Put @dataclasses.dataclass(frozen=True) above it."
+        )
+    if not isinstance(getattr(cls, "kind", None), str):
+        raise ConfigError(
+            f"{name}, the config of a model, has no kind, by which a run is named. Write in it kind: ClassVar[str] = "
+            '"mine".'
+        )
+    if getattr(cls, "kind", "") in kinds:
+        raise ConfigError(
+            f"{name}.kind is {getattr(cls, 'kind', '')!r}, which is a model of recjax's own. Choose another word."
+        )
+    if not callable(getattr(cls, "build", None)):
+        hint = did_you_mean("build", [word for word in dir(cls) if not word.startswith("_")])
+        raise ConfigError(
+            f"{name}, the config of a model, has no method build(self, dense, dims, *, dtype, seed), which makes its "
+            f"flax.nnx.Module.{hint}"
+        )
 
 
 # Settings that may change when a run is resumed: where it runs, how long, and what it writes.

@@ -91,6 +91,11 @@ def require_rows(source: BlockSource, split: str) -> None:
         )
 
 
+def split_to_measure(source: BlockSource) -> str:
+    """The split that the results of a run are of: test, or if that has no rows validation; "" if neither has."""
+    return next((split for split in ("test", "validation") if source.row_counts(split).sum() > 0), "")
+
+
 def even_blocks(rows: int) -> np.ndarray:
     """Row counts of `rows` rows cut into full blocks and one short one: int64 [ceil(rows / BLOCK_ROWS)]."""
     starts = np.arange(0, rows, BLOCK_ROWS, dtype=np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -283,6 +284,8 @@ def _reading(file: Path) -> Any:
 def _open(file: Path) -> Any:
     """The arrays of an .npz file, each read when asked for. Nothing in it is executed."""
     with contextlib.ExitStack() as stack:
+        if not os.path.lexists(file):
+            raise ConfigError(f"{file} does not exist. Give the .npz of a state dict.")
         with _reading(file):
             if file.exists() and not file.is_file():  # a pipe, say, over which it would wait forever
                 raise ValueError("it is no regular file")

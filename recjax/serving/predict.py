@@ -83,7 +83,8 @@ def predict(
     own, classes = outputs.names(trainer.tasks), outputs.classes_of(trainer.source)
     scores.refuse_columns(carry or (), own)
     about: collections.deque[_About] = collections.deque()  # of the batches that are under way
-    with _batches(trainer, input, split, size, carry, faults, encoding) as stream, scores.whole_file(out) as file:
+    stream_of_rows = _batches(trainer, input, split, size, carry, faults, encoding)
+    with stream_of_rows as stream, scores.open_scores(out, digits) as file:
         for batch, logits in trainer.predict(state, trainer.inputs_of(_noted(stream, about), size, state.host)):
             of = about.popleft()
             if large := outputs.find_overflows(logits, batch.dense, trainer.source.schema.dense):
@@ -93,11 +94,7 @@ def predict(
                     continue
             outputs.check(logits, of.numbers)
             scored = outputs.columns(trainer.tasks, logits, classes)
-            if done == 0:
-                file.write(scores.header(out.suffix, [*own, *of.carried]))
-            rows_of = (dict(zip(scored, values, strict=True)) for values in zip(*scored.values(), strict=True))
-            lines = zip(of.numbers.tolist(), rows_of, of.each(), strict=True)
-            file.writelines(scores.line(out.suffix, n, each, digits, more) for n, each, more in lines)
+            file.write(of.numbers.tolist(), scored, of.carried)
             done += len(logits)
             for name, sum in outputs.means(trainer.tasks, logits).items():
                 sums[name] = sums.get(name, 0.0) + sum
@@ -164,11 +161,6 @@ class _About:
 
     numbers: np.ndarray
     carried: Mapping[str, Sequence[Any]]
-
-    def each(self) -> Iterator[dict[str, Any]]:
-        """Yields what is carried of each row: name -> value."""
-        for values in zip(*self.carried.values(), strict=True) if self.carried else itertools.repeat((), self.rows):
-            yield dict(zip(self.carried, values, strict=True))
 
     @property
     def rows(self) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -54,7 +52,7 @@ def read(
     columns = columns_of(specs)
     for name in [*columns, *(carry or ())]:
         if name not in there:
-            hint = did_you_mean(name, there, quoted=True)
+            hint = items.comma_hint(name, there) or did_you_mean(name, there, quoted=True)
             raise DataError(
                 f"{file} has no column {name!r}.{hint} It has {', '.join(map(repr, there))[:300]}. Rows to score need "
                 "the columns that trained (the label may be missing)."
@@ -65,7 +63,7 @@ def read(
     row = 0
     for batch in scan.batches(table, names):
         arrays = {name: convert.plain(batch[name]) for name in names}
-        carried = {name: [_jsonable(value) for value in batch[name].to_pylist()] for name in handed}
+        carried = {name: batch[name].to_pylist() for name in handed}
         numbers = np.arange(row + 1, row + batch.num_rows + 1)
         row += batch.num_rows
         yield from unlabelled(file, arrays, specs, numbers, carried, faults, conditions)
@@ -241,17 +239,3 @@ def _text(value: Any) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else repr(value)
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    if isinstance(value, (datetime.date, datetime.time)):
-        return value.isoformat()
-    if isinstance(value, (datetime.timedelta, decimal.Decimal)):
-        return str(value)
-    if isinstance(value, list):
-        return [_jsonable(entry) for entry in value]
-    if isinstance(value, dict):
-        return {name: _jsonable(entry) for name, entry in value.items()}
-    return None if isinstance(value, float) and value != value else value

@@ -10,7 +10,8 @@ twice. Parentheses nest, and one without a partner stands for itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterable, Iterator
 
 from recjax.errors import ConfigError
 
@@ -80,6 +81,12 @@ def unquote(text: str) -> str:
 def quote(name: str) -> str:
     """The part of a text that writes a name or value: in double quotes where it needs them."""
     return name if _PLAIN.fullmatch(name) else '"' + name.replace('"', '""') + '"'
+
+
+def comma_hint(missing: str, names: Iterable[str]) -> str:
+    """A sentence, after a space, if one of `names` holds a comma and `missing` is a part of it; else ""."""
+    whole = next((name for name in names if "," in name and missing.strip() in map(str.strip, name.split(","))), None)
+    return "" if whole is None else f" A name with a comma stands in double quotes: {shlex.quote(quote(whole))}."
 
 
 def is_quoted(text: str) -> bool:

@@ -40,6 +40,8 @@ from recjax.settings.values import (
 from recjax.utils import strict_json
 
 T = TypeVar("T")
+_SHORT = {"lr": "learning_rate", "bs": "batch_size", "wd": "weight_decay"}  # what others write -> its name here
+_TOLD = 4  # mistakes beside the first that one error tells
 
 
 def override(config: T, assignments: Sequence[str]) -> T:
@@ -59,6 +61,7 @@ def override(config: T, assignments: Sequence[str]) -> T:
       ConfigError: no "=", an unknown key, a value of the wrong type, or a check of the config that fails.
     """
     root = take_apart(config)
+    errors: dict[str, ConfigError] = {}  # by key
     # A choice has fewer dots than the settings inside it; sorting is stable.
     for assignment in sorted(assignments, key=lambda assignment: assignment.partition("=")[0].count(".")):
         key, equals, text = assignment.partition("=")
@@ -67,7 +70,17 @@ def override(config: T, assignments: Sequence[str]) -> T:
             raise ConfigError(
                 f"{assignment!r} is not an override: it has {lacks}. Write KEY=VALUE, without spaces around the '='."
             )
-        _assign(root, key, text)
+        try:
+            _assign(root, key, text)
+        except ConfigError as error:
+            if not any(key.startswith(f"{wrong}.") for wrong in errors):  # which may be wrong for that alone
+                errors[key] = error
+    if errors:
+        first, *others = errors.values()
+        if others:
+            more = f" And {len(others) - _TOLD} more." if len(others) > _TOLD else ""
+            raise ConfigError(" ".join([f"{first} Also:", *map(str, others[:_TOLD])]) + more)
+        raise first
     return typing.cast(T, build(root))
 
 
@@ -99,7 +112,7 @@ def from_json(cls: type[T], text: str, source: str = "config JSON") -> T:
     except strict_json.JsonError as error:
         raise ConfigError(
             f"{error.at(source)}: {error}. The file may be damaged or cut short: restore it, or write it again from "
-            "the preset."
+            "the preset: `recjax show PRESET a.b=value --json`."
         ) from error
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
@@ -328,7 +341,10 @@ def _unknown_key(root: Node, key: str) -> str:
         pairs = ((key, candidate), (leaf, candidate.rpartition(".")[2]))
         return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
 
-    close = sorted((known for known in _keys(root) if likeness(known) >= 0.6), key=likeness, reverse=True)[:3]
+    if leaf in _SHORT:
+        close = [known for known in _keys(root) if known.rpartition(".")[2] == _SHORT[leaf] and "NAME" not in known][:3]
+    else:
+        close = sorted((known for known in _keys(root) if likeness(known) >= 0.6), key=likeness, reverse=True)[:3]
     nearest = f"Did you mean {either(close)}?" if close else f"At the top stand {', '.join(root.values)}."
     return f"unknown key {key!r}. {nearest} `recjax show PRESET` prints all keys."
 

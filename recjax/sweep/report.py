@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,7 @@ def table(sweep: Sweep, results: Sequence[dict[str, Any]]) -> str:
     """The results as aligned plain text, a line a run."""
     keys = [key for axis in sweep.axes for key in axis.keys]
     names = _short(keys)
-    columns = [*_COLUMNS, *([sweep.sort] if sweep.sort and sweep.sort not in _COLUMNS else [])]
+    columns = _columns(sweep)
     cells = [["run", *(names[key] for key in keys), *columns, ""]]
     for result in ordered(sweep, results):
         values = [_written(column, measure(result, column)) for column in columns]
@@ -60,6 +61,59 @@ def table(sweep: Sweep, results: Sequence[dict[str, Any]]) -> str:
         cells.append([str(result["index"]), *swept, *values, status])
     lines = aligned(cells, left=())
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def _columns(sweep: Sweep) -> list[str]:
+    """Measures that tables show."""
+    return [*_COLUMNS, *([sweep.sort] if sweep.sort and sweep.sort not in _COLUMNS else [])]
+
+
+def over_seeds(sweep: Sweep, results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mean, standard deviation and number of runs of each measure over the seeds, for all other settings of a sweep.
+
+    Returns:
+      One for each setting, the best mean of `sweep.sort` first: "swept", its settings without the seed, and measure ->
+      "mean", "std" (of the runs as a sample; None of one run) and "n", of the runs that are done. Empty if the sweep
+      does not vary the seed.
+    """
+    if not any("seed" in axis.keys and len(axis.points) > 1 for axis in sweep.axes):
+        return []
+    columns, groups = _columns(sweep), dict[tuple[tuple[str, str], ...], list[dict[str, Any]]]()
+    for result in results:
+        settings = tuple((key, text) for key, text in result["swept"].items() if key != "seed")
+        groups.setdefault(settings, []).append(result)
+    rows = []
+    for settings, runs in groups.items():
+        row: dict[str, Any] = {"swept": dict(settings)}
+        for column in columns:
+            values = [value for run in runs if not math.isnan(value := measure(run, column))]
+            mean = statistics.fmean(values) if values else None
+            std = statistics.stdev(values) if len(values) > 1 else None
+            row[column] = {"mean": mean, "std": std, "n": len(values)}
+        rows.append(row)
+    if sweep.sort is not None:
+        sort, sign = sweep.sort, -1 if direction(sweep.sort) else 1
+        rows.sort(key=lambda row: (row[sort]["mean"] is None, sign * (row[sort]["mean"] or 0.0)))
+    return rows
+
+
+def seeds_table(sweep: Sweep, rows: Sequence[dict[str, Any]]) -> str:
+    """Returns what `over_seeds` gives as aligned plain text: a line for each setting, "mean (deviation)" in a cell."""
+    keys = [key for axis in sweep.axes for key in axis.keys if key != "seed"]
+    names, columns = _short(keys), _columns(sweep)
+    cells = [[*(names[key] for key in keys), "n", *columns]]
+    for row in rows:
+        swept = [_shortened(row["swept"][key]) for key in keys]
+        cells.append([*swept, str(max(row[column]["n"] for column in columns)), *(_spread(c, row[c]) for c in columns)])
+    lines = aligned(cells, left=())
+    return "\n".join(["over the seeds, mean (standard deviation):", lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def _spread(column: str, figures: dict[str, Any]) -> str:
+    if figures["mean"] is None:
+        return "-"
+    mean = _written(column, figures["mean"])
+    return mean if figures["std"] is None else f"{mean} ({_written(column, figures['std'])})"
 
 
 @plots.literal()

@@ -55,7 +55,8 @@ def result(run: Run) -> dict[str, Any]:
         measured["validation"] = (
             {name: chosen[-1][name] for name in summary["eval"] if name in chosen[-1]} if chosen else {}
         )  # only a large split has auc_low and auc_high
-        return known | {"status": "done"} | measured | {"test": summary["eval"]}
+        measured["test"] = summary["eval"] if summary.get("eval_split", "test") == "test" else {}
+        return known | {"status": "done"} | measured
     except (RecjaxError, OSError, ValueError, KeyError, TypeError):
         return known  # training there again mends what can be mended, and says what cannot
 

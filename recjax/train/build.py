@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from recjax import settings
 from recjax.config.run import HotConfig, RunConfig
 from recjax.data.datasets.own_table import Table
-from recjax.data.source import SPLITS, BlockSource, mean_ids, require_rows
+from recjax.data.source import SPLITS, BlockSource, mean_ids, require_rows, split_to_measure
 from recjax.embedding.plan import Plan
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.dlrm import DLRMConfig
@@ -147,7 +147,7 @@ def remarks(config: RunConfig, trainer: Trainer) -> list[str]:
       config: as it was asked for.
       trainer: of the run; its config is that for so many training samples.
     """
-    data = [*_unread(config), *_smaller(config, trainer), *_unvalidated(trainer)]
+    data = [*_unread(config), *_smaller(config, trainer), *_unvalidated(trainer), *_untested(trainer)]
     return [*data, *_without_bottom(trainer), *_always_whole(trainer)]
 
 
@@ -172,11 +172,17 @@ def _smaller(config: RunConfig, trainer: Trainer) -> list[str]:
             f"train.batch_size is {config.train.batch_size:,}, but the training split has {samples:,} samples: each "
             "step takes all of them"
         ]
-    instead = [f"{key}={written(new)}" for key, old, new in settings.diff(config, trainer.config) if new is not None]
+    why = config.small.reasons()
+    instead = []
+    for key, _, new in settings.diff(config, trainer.config):
+        if new is not None:
+            reason = next((text for name, text in why.items() if settings.matches(key, [name])), "")
+            instead.append(f"{key}={written(new)}" + f" ({reason})" * bool(reason))
     return [
-        f"the training split has fewer samples than small.below_rows={config.small.below_rows:,}, so small.* holds "
-        f"instead of the recipe: {', '.join(instead)}. Settings that an override gives are kept; those of a config "
-        "from Python or a config.json give way. Set small.* to change them; small.below_rows=0 keeps the recipe."
+        f"the training split has {samples:,} samples, fewer than small.below_rows={config.small.below_rows:,}, so "
+        f"small.* holds instead of the recipe: {', '.join(instead)}. Settings that an override gives are kept; those "
+        "of a config from Python or a config.json give way. Set small.* to change them; small.below_rows=0 keeps the "
+        "recipe."
     ]
 
 
@@ -191,6 +197,17 @@ def _unvalidated(trainer: Trainer) -> list[str]:
         f"{source.name} has no validation split (it has {there}): the result is that of the last step, for nothing "
         f"chooses an earlier one{early}"
     ]
+
+
+def _untested(trainer: Trainer) -> list[str]:
+    """Says so where there is no test split."""
+    split = split_to_measure(trainer.source)
+    if split == "test":
+        return []
+    instead = "nothing is measured"
+    if split:
+        instead = "the results are those of the validation split, which has chosen the step and so flatters them"
+    return [f"{trainer.source.name} has no test split, so there is no test line: {instead}"]
 
 
 def _without_bottom(trainer: Trainer) -> list[str]:

@@ -121,8 +121,8 @@ class Sharded:
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
         flat = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.size,), x.dtype), params)
         opt, flat_opt = jax.eval_shape(tx.init, params), jax.eval_shape(tx.init, flat)
-        same = all(a.size == b.size for a, b in zip(jax.tree.leaves(opt), jax.tree.leaves(flat_opt), strict=True))
-        if not same or not _elementwise(jax.make_jaxpr(tx.update)(flat, flat_opt, flat).jaxpr):
+        whole_sizes, flat_sizes = ([leaf.size for leaf in jax.tree.leaves(tree)] for tree in (opt, flat_opt))
+        if whole_sizes != flat_sizes or not _elementwise(jax.make_jaxpr(tx.update)(flat, flat_opt, flat).jaxpr):
             raise ConfigError(
                 "train.dense=sharded needs an optimizer that updates each value by itself, since a device sees only "
                 "its part of each parameter, and this one also looks at others (a norm, say, or a mean). Use "

@@ -8,32 +8,45 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import shlex
+import statistics
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
 
+from recjax.data import counter_rng
+from recjax.data.arrow.roles import in_shell
 from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
 from recjax.data.row_labels import meaning
+from recjax.data.source import BlockSource, between, concatenate, take
+from recjax.data.storage.blocks import PreparedSource
 from recjax.errors import ConfigError
 from recjax.parallel import watchdog
+from recjax.settings import items
 from recjax.settings.values import check_ranges
 from recjax.train.agreement import gather, never
 from recjax.train.metrics import calibration, drift
 from recjax.train.metrics.binned import BINS, SLICE_BINS, Binned, Exact
 from recjax.train.metrics.by_task import ByTask
 from recjax.train.metrics.samples import Gather
-from recjax.train.metrics.slices import Groups, Slices, find_feature
+from recjax.train.metrics.slices import Groups, Measures, Slices, find_feature
 from recjax.train.state import TrainState
-from recjax.train.tasks import Task, Tasks
+from recjax.train.tasks import Task, Tasks, choice_of
 from recjax.train.trainer import Trainer
+from recjax.utils import log, plots
+from recjax.utils.files import write_whole
 from recjax.utils.text import aligned
 
 EXACT_ROWS = 10_000_000  # samples that are kept for an exact AUC: about 1.2 GB of memory at the end
 _PART_ROWS = 10_000_000  # samples of a part that groups are worked on in
 _MOST_PARTS = 256  # each is an open file
+_MIXING = 41  # purpose of random numbers
+_ROWS_TOGETHER = 2**20  # among so many rows, whole blocks, values are mixed: they are in memory together
+_MOST_DRAWN = 40  # bars of a picture
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +58,13 @@ class Details:
     group: str = ""  # a feature with one value a sample, such as the user, for the AUC within its groups; empty: none
     calibration_bins: int = 20  # points of the calibration curve
     calibration_by: Literal["quantile", "width"] = "quantile"  # bins of equal weight, or of equal width
+    ablate: bool = False  # the measure of `train.choose_by` with the values of each column mixed among the rows
+    permutations: int = 3  # seeds by which each column is mixed
     exact_rows: int = EXACT_ROWS  # samples up to which the AUC is exact; beyond, it comes with bounds
 
     def __post_init__(self) -> None:
-        check_ranges(self, top=(1, None), calibration_bins=(1, None), exact_rows=(0, None))
+        check_ranges(self, top=(1, None), calibration_bins=(1, None), permutations=(1, 1000))
+        check_ranges(self, exact_rows=(0, None))
 
 
 class _Part(Protocol):
@@ -104,7 +120,8 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
       `calibration_curve`: see `calibration.Point`;
       `predictions`: see `calibration.predictions`;
       `by`: feature -> see `Slices.result`; only if asked for;
-      `grouped`: see `Groups.result`, of tasks that of each binary one by name; only if asked for.
+      `grouped`: see `Groups.result`, of tasks that of each binary one by name; only if asked for;
+      `ablation`: see `ablate`; only if asked for.
       Of tasks what `ByTask.result` gives takes the place of the plain measures, and "tasks" (binary task -> its
       `positive_share`, `ece`, `calibration_curve`, `predictions`, `samples`) that of these.
 
@@ -119,6 +136,7 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
             f"{', '.join(task.name for task in trainer.tasks)}. Leave it out; --by has the measures of each task."
         )
     schema, exact = trainer.source.schema, _is_exact(trainer, split, details.exact_rows)
+    _refuse_unread(trainer.source, [*details.by, details.group])
     grouped = find_feature(schema, details.group) if details.group else None
     by = [find_feature(schema, name) for name in details.by]
     groups = []
@@ -148,7 +166,24 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
         each = [part.result() for part in groups]
         names = [task.name for task in binary if task is not None]
         result["grouped"] = dict(zip(names, each, strict=True)) if trainer.tasks else each[0]
+    if details.ablate:
+        make_measures = functools.partial(_measures, trainer.tasks, exact)
+        result["ablation"] = ablate(trainer, state, split, make_measures, details.permutations)
     return result
+
+
+def _refuse_unread(source: BlockSource, names: Sequence[str]) -> None:
+    """Refuses columns of a table that are no categorical features of the model, with what else to do (ConfigError)."""
+    about = source.about if isinstance(source, PreparedSource) else {}
+    features = {feature.name for feature in source.schema.features}
+    for name in names:
+        if name not in features and name in about.get("table", {}).get("names", ()):
+            raise ConfigError(
+                f"{name!r} is a column of the table, but no categorical feature of the model, so the prepared data do "
+                "not tell its values apart. Score the rows with it and the label (`recjax predict RUN --input FILE "
+                f"--out scores.parquet --columns {shlex.quote(items.quote(name))},LABEL`) and group these scores, or "
+                f"train with {in_shell(name, 'id')} in data.columns."
+            )
 
 
 def _calibrated(whole: Exact | Binned, details: Details) -> dict[str, Any]:
@@ -203,6 +238,134 @@ def _rows(trainer: Trainer, split: str) -> int:
     return int(trainer.source.row_counts(split).sum())
 
 
+class MixedColumn:
+    """A `BlockSource` in which the values of one column are dealt to the rows of a split again."""
+
+    def __init__(self, source: BlockSource, column: str, seed: int) -> None:
+        """Takes the values from the rows of `source`, by a permutation that (seed, column, place) decide."""
+        self.name, self.schema, self.fingerprint = source.name, source.schema, source.fingerprint
+        self._source, self._column, self._seed = source, column, seed
+        self._number = [*source.schema.dense, *(feature.name for feature in source.schema.features)].index(column)
+        self._together: tuple[tuple[str, int], Batch] | None = None
+
+    def row_counts(self, split: str) -> np.ndarray:
+        """See `BlockSource`."""
+        return self._source.row_counts(split)
+
+    def read(self, split: str, index: int) -> Batch:
+        """See `BlockSource`."""
+        counts = self._source.row_counts(split)
+        part = (np.cumsum(counts) - counts) // _ROWS_TOGETHER  # of each block
+        mixed = self._read_together(split, int(part[index]), np.flatnonzero(part == part[index]))
+        block = self._source.read(split, index)
+        start = int(counts[:index][part[:index] == part[index]].sum())
+        other = between(mixed, start, start + block.size)
+        if self._column in block.bags:
+            return dataclasses.replace(block, bags={**block.bags, self._column: other.bags[self._column]})
+        dense = block.dense.copy()
+        dense[:, self._number] = other.dense[:, self._number]
+        return dataclasses.replace(block, dense=dense)
+
+    def _read_together(self, split: str, part: int, blocks: np.ndarray) -> Batch:
+        together = self._together
+        if together is None or together[0] != (split, part):
+            whole = concatenate([self._source.read(split, int(index)) for index in blocks])
+            order = counter_rng.permutation(whole.size, self._seed, _MIXING, self._number, part)
+            self._together = together = (split, part), take(whole, order)
+        return together[1]
+
+
+def ablate(
+    trainer: Trainer, state: TrainState, split: str, make_measures: Callable[[], Measures], permutations: int
+) -> dict[str, Any]:
+    """Measures what each column is worth to a trained model: a split with its values mixed among the rows, in turn.
+
+    A column that the model makes no use of changes nothing; one that it needs costs much. Breiman, "Random forests",
+    Machine Learning 45 (2001), section 10. Columns that say the same stand in for each other, so that each may seem
+    worth little.
+
+    Args:
+      trainer: of the run; in one process.
+      state: to measure.
+      split: its rows.
+      make_measures: makes an accumulator without samples.
+      permutations: seeds of each column: 0, 1, ...
+
+    Returns:
+      "measure", which is that of `train.choose_by`; "value", with no column mixed; and "columns", those that matter
+      most first: each one's "column", "values" (by seed), their "mean" and "std" (None of a single one), and "losses",
+      by how much each is worse than "value", and their mean, "loss".
+
+    Raises:
+      ConfigError: there are several processes.
+    """
+    if jax.process_count() > 1:
+        raise ConfigError("--ablate (in Python ablate=True) is for one process, and there are several. Start one.")
+    choice, source = choice_of(trainer.config.train.choose_by, trainer.tasks), trainer.source
+    names = [*source.schema.dense, *(feature.name for feature in source.schema.features)]
+
+    def value_of(rows: BlockSource) -> float:
+        size = min(trainer.config.train.eval_batch_size, int(rows.row_counts(split).sum()))
+        accumulator = make_measures()
+        stream = batches(rows, split, size, epochs=1, workers=trainer.config.train.workers)
+        for batch, logits in trainer.predict(state, trainer.inputs_of(stream, size, state.host)):
+            accumulator.add(batch.labels, logits, batch.weights, batch.position)
+        return choice.value(accumulator.result())
+
+    plain, columns = value_of(source), list[dict[str, Any]]()
+    for number, column in enumerate(names, 1):
+        log.info(f"[{number} of {len(names)}] {split} with {column} mixed")
+        values = [value_of(MixedColumn(source, column, seed)) for seed in range(permutations)]
+        mean = statistics.fmean(values)
+        std = statistics.stdev(values) if len(values) > 1 else None
+        losses = [plain - value if choice.higher else value - plain for value in values]
+        figures = {"mean": mean, "std": std, "losses": losses, "loss": statistics.fmean(losses)}
+        columns.append({"column": column, "values": values, **figures})
+    columns.sort(key=lambda row: -row["loss"])
+    return {"measure": trainer.config.train.choose_by, "value": plain, "columns": columns}
+
+
+def _ablation_text(split: str, result: Mapping[str, Any]) -> str:
+    """Formats what `ablate` gives, a line a column."""
+    n, measure = len(result["columns"][0]["values"]) if result["columns"] else 0, result["measure"]
+    cells = [["column", measure, "std", "n", "loss"]]
+    for row in result["columns"]:
+        std = "-" if row["std"] is None else f"{row['std']:.4f}"
+        cells.append([row["column"], f"{row['mean']:.4f}", std, str(n), f"{row['loss']:+.4f}"])
+    head = f"{split}, each column mixed among the rows; {measure} is {result['value']:.4f} without:"
+    return "\n".join([head, *aligned(cells)])
+
+
+@plots.literal()
+def draw_ablation(results: Mapping[str, Mapping[str, Any]], out_png: Path, title: str) -> None:
+    """Draws by how much each column, mixed, makes the measure worse: a bar a column, a dot a seed.
+
+    Args:
+      results: split -> what `ablate` gives.
+      out_png: the picture to write.
+      title: over the picture.
+
+    Raises:
+      TrainingError: the picture cannot be written.
+    """
+    most = max(min(len(result["columns"]), _MOST_DRAWN) for result in results.values())
+    figure = plots.figure(6.4 * len(results), 1.4 + 0.28 * most)
+    figure.suptitle(title)
+    for panel, (split, result) in zip(figure.subplots(1, len(results), squeeze=False)[0], results.items(), strict=True):
+        plots.plain(panel, "x")
+        shown: Sequence[Mapping[str, Any]] = result["columns"][:_MOST_DRAWN]
+        places = range(len(shown))
+        panel.barh(places, [row["loss"] for row in shown], color=plots.BLUE)
+        for place, row in zip(places, shown, strict=True):
+            panel.plot(row["losses"], [place] * len(row["losses"]), "o", color=plots.ORANGE, markersize=3)
+        panel.set_yticks(places, [row["column"][:40] for row in shown], fontsize=8)
+        panel.invert_yaxis()
+        left_out = len(result["columns"]) - len(shown)
+        more = f"; {left_out} columns that matter less left out" if left_out else ""
+        panel.set_xlabel(f"loss of {result['measure']}, {split} ({result['value']:.4f} without{more})")
+    write_whole(out_png, plots.png(figure))
+
+
 def to_text(result: Mapping[str, Any]) -> str:
     """Formats what `main.evaluate` returns: measures line by line, one column a split, then the details."""
     splits = result.get("splits") or {result["split"]: result}
@@ -227,6 +390,8 @@ def to_text(result: Mapping[str, Any]) -> str:
                 f"{grouped['one_class_groups']:,} groups of one class only do not count, nor do values unknown "
                 f"or missing, {grouped['shared_share']:.1%})"
             )
+        if "ablation" in part:
+            blocks.append(_ablation_text(split, part["ablation"]))
         for feature, rows in part.get("by", {}).items():
             names: Sequence[str] = ("value", "samples", "positive_share", "auc", "logloss", "ne", "calibration")
             if "tasks" in part:

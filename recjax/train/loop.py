@@ -176,7 +176,6 @@ def fit(
 
     Raises:
       TrainingError: a step's loss or gradient was not finite, or a checkpoint cannot be written.
-      DataError: all samples of a step have weight 0.
     """
     began, due, event = progress.step, Due(trainer.config.train, lambda: log.progress.trained_s), Event()
     hot = HotPeriods(trainer, stop, due.by_time)

@@ -154,7 +154,7 @@ def preflight(config: RunConfig, out: Path | None) -> dict[str, Any]:
     Raises:
       ConfigError, DataError, DeviceError: what stands in the way of the run.
     """
-    trainer = build_trainer(config, splits=("train", "test"))
+    trainer = build_trainer(config, splits=("train",))
     found = require_alike(trainer, out)
     measured: dict[str, Any] = {}
     if trainer.mesh.devices.size > 1:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from recjax.data.datasets.own_table import Table
 from recjax.embedding import row_order
 from recjax.errors import ConfigError, DataError, TrainingError
 from recjax.train.checkpoint.checkpoints import Restored
@@ -134,12 +135,19 @@ def resume(trainer: Trainer, restored: Restored) -> tuple[TrainState, TrainProgr
     return trainer.restore(restored.arrays, restored.step, restored.chain), progress
 
 
+def _data_key(trainer: Trainer) -> str:
+    """The setting that says where the data are."""
+    data = trainer.config.data
+    return "data.from" if isinstance(data, Table) and data.from_ and not data.path else "data.path"
+
+
 def _progress(trainer: Trainer, meta: Mapping[str, Any], place: str) -> TrainProgress:
     now = describe(trainer, TrainProgress())
     if meta["data"] != now["data"]:
         raise DataError(
             f"{place} was trained on data with fingerprint {meta['data'][:12]}, but the data now have "
-            f"{now['data'][:12]}. Point data.path at the data it was trained on, or start again in another --out."
+            f"{now['data'][:12]}. Point {_data_key(trainer)} at the data it was trained on, or start again in another "
+            "--out."
         )
     if meta["config_hash"] != now["config_hash"]:
         raise ConfigError(

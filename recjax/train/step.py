@@ -291,8 +291,9 @@ def make_train_step(
       step(state, inputs) -> (state, metrics), of `StepInputs` or `PackedBatches`; metrics are replicated scalars:
       "loss", the weighted
       mean log loss of exactly this step (of tasks: see `recjax.train.tasks`); "losses", of tasks, the mean of each,
-      [T], NaN where nothing has weight; "weight", the sum of its samples' weights; "ok", false if it was not finite and
-      changed nothing; and "bad_loss", "bad_dense", "bad_tables" and, to clip, "bad_norm", the numbers of
+      [T], NaN where nothing has weight; "weight", the sum of its samples' weights, without which the step changes
+      nothing and its loss is NaN; "ok", false if one with weight was not finite and changed nothing; and "bad_loss",
+      "bad_dense", "bad_tables" and, to clip, "bad_norm", the numbers of
       non-finite values that made it so; "bad_opt" and "bad_slots" those of the state of the dense optimizer and, int32
       [groups that have them], of table groups' slots (`slotted`) that the step would have made infinite or NaN.
     """
@@ -346,10 +347,12 @@ def make_train_step(
         proposed = embeddings.propose(state.tables, state.slots, inputs.routing, residuals, sparse_grads, context)
         bad |= bad_norm | bad_dense | bad_in_tables(embeddings, sparse_grads, scale, proposed)
 
-        ok = state.ok & (sum(jnp.sum(count) for count in bad.values()) == 0)
-        tables, slots = embeddings.write(state.tables, state.slots, sparse_grads, context, proposed, ok)
+        empty = weight == 0  # such a batch has no loss, and its step changes nothing
+        ok = state.ok & (empty | (sum(jnp.sum(count) for count in bad.values()) == 0))
+        changes = ok & ~empty
+        tables, slots = embeddings.write(state.tables, state.slots, sparse_grads, context, proposed, changes)
         was = (state.dense, state.opt, state.module, state.late)
-        params, opt, module, kept = _keep_if(ok, (new_params, new_opt, module, kept), was)
+        params, opt, module, kept = _keep_if(changes, (new_params, new_opt, module, kept), was)
         if options.frozen:  # not by an update of 0, to which -0.0 would be 0.0
             params, module = state.dense, state.module
         new = TrainState(state.step + ok.astype(jnp.int32), ok, params, opt, tables, slots, state.homes, module, kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import Protocol
 from jax import monitoring
 
 from recjax.embedding.dynamic.tables import DynamicTables
-from recjax.errors import DataError, RecjaxError, TrainingError
+from recjax.errors import RecjaxError, TrainingError
 from recjax.parallel import distributed, waiting
 from recjax.parallel.stopping import Stop
 from recjax.train.gradients import explain
@@ -102,7 +103,10 @@ class StepLog(contextlib.AbstractContextManager["StepLog"]):
         self._trainer, self._stop = trainer, stop or Stop()
         self._silent = None if distributed.is_main() else open(os.devnull, "w")  # closed by __exit__
         self.progress = Progress(trainer.total_steps, self._silent, clock)
+        self.without_weight = 0  # steps so far whose samples all have weight 0
         self._ids: DynamicTables | None = None
+        self.first_at: float | None = None  # by `clock`: when the metrics of the first step were there
+        self._clock = clock
         self.compile_s = 0.0  # that training waited for programs to be compiled, or read if kept, since `start`
         self.compile_ahead_s = 0.0  # spent in that by threads beside the training
         self._thread = threading.get_ident()  # that trains
@@ -149,12 +153,20 @@ class StepLog(contextlib.AbstractContextManager["StepLog"]):
 
     def arrived(self) -> None:
         """See `Readings`."""
+        self.first_at = self._clock() if self.first_at is None else self.first_at
         self._stop.training = True
         self._starting.close()
 
     def step(self, step: TrainedOn, loss: float, losses: Sequence[float], last: bool, alone: bool) -> None:
         """See `Readings`."""
         end = step.first + step.samples
+        if math.isnan(loss):  # of a step that is ok: see `make_train_step`
+            self.without_weight += 1
+            if self.without_weight == 1:
+                self.progress.note(
+                    f"step {step.step:,} has no loss: all its samples have weight 0, so it changed nothing. The end of "
+                    "the run says how many such steps there were; a larger train.batch_size makes them fewer."
+                )
         if last:
             self.progress.update(step.step, end, loss, alone)
         if step.step % self._trainer.config.train.log_every == 0 or step.step == self._trainer.total_steps:
@@ -163,22 +175,19 @@ class StepLog(contextlib.AbstractContextManager["StepLog"]):
             line = {"step": step.step, "split": "train", "loss": loss, **tasks, "samples": end, "samples_per_s": rate}
             self.file.write({**line, **step.ids})
 
-    def fault(self, step: TrainedOn, metrics: Metrics) -> DataError | TrainingError:
+    def fault(self, step: TrainedOn, metrics: Metrics) -> TrainingError:
         """See `Readings`."""
         trainer = self._trainer
         epoch, offset = divmod(step.first, trainer.samples_per_epoch)
         place = f"samples {offset} to {offset + step.samples - 1} in the order of epoch {epoch}"
-        if float(metrics["weight"]) == 0:
-            return DataError(
-                f"step {step.step} has no loss: all its samples have weight 0. It covers {place}. Leave such "
-                "samples out when preparing the data, or raise train.batch_size."
-            ).in_all()
         return TrainingError(explain(trainer.config.train, trainer.bound, step.step, place, metrics)).in_all()
 
     def __exit__(self, *_: object) -> None:
         """Ends the progress line."""
         self._starting.close()
         self._listening.close()
+        if self.without_weight:
+            self.progress.note(f"{self.without_weight:,} steps had samples of weight 0 alone, and changed nothing")
         self.progress.close()
         if self._silent is not None:
             self._silent.close()

@@ -38,8 +38,11 @@ def read_rate(text: str, name: str = "--bandwidth") -> float:
 
 
 def read_time(text: str, name: str = "--latency") -> float:
-    """Nanoseconds: a number alone is ns; else with ns, us, ms or s."""
-    return _read(text, _TIMES, name, "500ns, 0.5us or 500")
+    """Nanoseconds: with ns, us, ms or s; 0 needs no unit."""
+    found = _read(text, _TIMES, name, "500ns or 0.5us")
+    if found and text.strip()[-1:] != "s":
+        raise ConfigError(f"{name} {text!r} has no unit. Write {text.strip()}ns, {text.strip()}us or {text.strip()}ms.")
+    return found
 
 
 def _read(text: str, units: dict[str, float], name: str, example: str) -> float:

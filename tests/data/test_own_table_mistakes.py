@@ -28,7 +28,7 @@ def test_what_is_left_out_of_a_table_without_features(tmp_path):
         2,
         r"is left as a feature. Name some: columns=user:id,price:dense. columns=auto leaves out price \(401 values: "
         r"nearly every row has one of its own\), kind \(one value\). price is text, although 400 of its 401 values",
-        r"the first that is none in the file is 'inf' \(.*t.csv row 401\). So the column is left out. Correct such",
+        r"the first that cannot be read as one is 'inf' \(.*t.csv row 401\). So the column is left out. Correct such",
         "columns=auto,price:dense makes it a number",
     )
 

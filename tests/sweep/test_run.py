@@ -25,12 +25,12 @@ pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_comp
 
 @pytest.fixture
 def file(preset, tmp_path):
-    """Three runs, of which the middle one cannot be: it has nothing to test on."""
+    """Three runs, of which the middle one cannot be: it has nothing to train on."""
     path = tmp_path / "mine.toml"
     recjax.load(preset)  # the sweep lies where its preset does not, so its user has run that before
     path.write_text(
         f'preset = "{preset}"\noverrides = ["train.steps=12", "mesh.devices=2"]\nsort = "validation.auc"\n'
-        "[zip]\ntrain.batch_size = [64, 48, 32]\ndata.test_rows = [700, 0, 700]\n"
+        "[zip]\ntrain.batch_size = [64, 48, 32]\ndata.train_rows = [1500, 0, 1500]\n"
     )
     return path
 
@@ -64,13 +64,13 @@ def test_a_sweep_goes_on_after_a_failure_resumes_and_skips(file, forks, tmp_path
     done = inside("sweep", file, "--out", out, "--json")
     assert done.status == 1
     assert "[run 0 of 0 to 2] resuming" in done.err
-    assert done.err.count("[run 1 of 0 to 2] recjax: error: split 'test' of synthetic has no rows") == 1
+    assert done.err.count("[run 1 of 0 to 2] recjax: error: split 'train' of synthetic has no rows") == 1
     assert done.err.splitlines()[-1].startswith("recjax: error: 1 of 3 runs failed: 1. ")
     result = json.loads(done.out)
     assert done.out.count("\n") == 1
     by_index = {row["index"]: row for row in result["runs"]}
     assert [by_index[i]["status"] for i in range(3)] == ["done", "failed", "done"]
-    assert by_index[1]["error"].startswith("split 'test' of synthetic has no rows")
+    assert by_index[1]["error"].startswith("split 'train' of synthetic has no rows")
     # Sorted by validation AUC, with what has none at the end; the file keeps the order of the runs.
     assert result["runs"][0]["validation"]["auc"] > result["runs"][1]["validation"]["auc"]
     assert result["runs"][2]["index"] == 1
@@ -92,7 +92,7 @@ def test_a_sweep_goes_on_after_a_failure_resumes_and_skips(file, forks, tmp_path
     assert "[run 0 of 0 to 2] done already" in again.err and "[run 2 of 0 to 2] done already" in again.err
     assert "[run 1 of 0 to 2] recjax train" in again.err
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert "failed" in again.out and again.out.splitlines()[0].split()[:3] == ["run", "batch_size", "test_rows"]
+    assert "failed" in again.out and again.out.splitlines()[0].split()[:3] == ["run", "batch_size", "train_rows"]
 
 
 def test_one_run_by_its_index_and_the_results_of_all(file, forks, tmp_path):
@@ -100,7 +100,7 @@ def test_one_run_by_its_index_and_the_results_of_all(file, forks, tmp_path):
     one = inside("sweep", file, "--out", out, "--index", "2", "--json")
     (row,) = one.result["runs"]
     assert (row["index"], row["status"]) == (2, "done")
-    assert row["swept"] == {"train.batch_size": "32", "data.test_rows": "700"}
+    assert row["swept"] == {"train.batch_size": "32", "data.train_rows": "1500"}
     assert not (out / "results.jsonl").exists()
     table = inside("sweep", file, "--out", out, "--results")
     assert table.status == 0 and "recjax train" not in table.err
@@ -129,7 +129,7 @@ def test_a_run_with_a_test_split_too_large_to_be_kept_is_done(file, tmp_path):
     measures = {"auc": 0.7, "logloss": 0.5, "ne": 0.9, "calibration": 1.0, "samples": 600}
     test = measures | {"auc_low": 0.69, "auc_high": 0.71, "samples": 11_000_000}
     plain = {"steps": 5, "eval_step": 5, "samples_per_s": 1.0, "seconds": 1.0, "devices": 1, "versions": {}}
-    (run.out / "summary.json").write_text(json.dumps(plain | {"eval": test}))
+    (run.out / "summary.json").write_text(json.dumps(plain | {"eval": test, "eval_split": "test"}))
     (run.out / "metrics.jsonl").write_text(json.dumps({"step": 5, "split": "validation", "loss": 0.5, **measures}))
     result = sweep_run.result(run)
     assert (result["status"], result["validation"], result["test"]) == ("done", measures, test)

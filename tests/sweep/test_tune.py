@@ -196,7 +196,7 @@ def test_another_search_is_refused_and_hopeless_ones_end(written, forks, tmp_pat
     (tmp_path / "else/thesis.tex").touch()
     assert_refused(inside("tune", written(20, 1), "--out", tmp_path / "else"), 2, "is not empty and holds no journal")
     bad = tmp_path / "bad.toml"
-    bad.write_text(written(20, 9).read_text().replace('"mesh.devices=2"', '"mesh.devices=2", "data.test_rows=0"'))
+    bad.write_text(written(20, 9).read_text().replace('"mesh.devices=2"', '"mesh.devices=2", "data.train_rows=0"'))
     done = inside("tune", bad, "--out", tmp_path / "bad")
     assert done.status == 1 and "Traceback" not in done.err
     last = done.err.splitlines()[-1]

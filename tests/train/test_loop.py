@@ -242,11 +242,19 @@ class Unweighted(SyntheticSource):
         return dataclasses.replace(block, weights=weights)
 
 
-def test_a_step_whose_weights_are_all_zero_is_named(tmp_path):
+@pytest.mark.parametrize("setting", ["embedding.optimizer=adam", "train.clip_norm=1", "train.dense_delay=1"])
+def test_a_step_whose_weights_are_all_zero_changes_nothing_and_is_told(tmp_path, capsys, setting):
     config = load("synthetic", (*SMALL, "train.batch_size=200")).data
-    made = trainer("train.shuffle=false", source=Unweighted(config))
-    with pytest.raises(DataError, match=r"step 1 has no loss: .* weight 0\. It covers samples 0 to 199 .* epoch 0"):
-        fit(made, tmp_path)
+    one = trainer("train.shuffle=false", "train.steps=1", setting, source=Unweighted(config))
+    outcome = fit(one, tmp_path)
+    before, after = (to_host(state, one.bound) for state in (one.init_state(), outcome.state))
+    assert jax.tree.all(jax.tree.map(np.array_equal, before, after))
+    said = capsys.readouterr().err
+    assert "step 1 has no loss: all its samples have weight 0, so it changed nothing" in said
+    (tmp_path / "metrics.jsonl").unlink()
+    more = fit(trainer("train.shuffle=false", "train.steps=3", setting, source=Unweighted(config)), tmp_path)
+    assert more.progress.step == 3, "and training goes on"
+    assert "1 steps had samples of weight 0 alone" in capsys.readouterr().err
 
 
 def test_fit_takes_a_config_not_a_name(tmp_path):

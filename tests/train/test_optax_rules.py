@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 from support.commands import inside, lines_of
 
@@ -28,6 +29,7 @@ def promotion_as_users_have_it() -> Iterator[None]:
 
 
 RATES = ["name=lion", "learning_rate=0.1", "arguments=b1=0.8,weight_decay=0.01"]
+CONTRIB = optax.contrib
 MOMENTUM = ["name=sgd", "learning_rate=0.5", "arguments=momentum=0.9,nesterov=true"]
 
 
@@ -38,6 +40,11 @@ MOMENTUM = ["name=sgd", "learning_rate=0.5", "arguments=momentum=0.9,nesterov=tr
         (MOMENTUM, lambda: optax.sgd(0.5, 0.9, True)),
         (["name=lamb"], lambda: optax.lamb(1e-3)),
         (["name=nadam"], lambda: optax.nadam(1e-3)),
+        (["name=muon", "learning_rate=0.01"], lambda: CONTRIB.muon(0.01)),
+        (
+            ["name=prodigy", "learning_rate=1", "arguments=weight_decay=0.1"],
+            lambda: CONTRIB.prodigy(1, weight_decay=0.1),
+        ),
     ],
 )
 def test_an_optimizer_of_optax(settings: list[str], theirs: Any) -> None:
@@ -71,6 +78,10 @@ def test_a_schedule_of_optax() -> None:
         (lambda: DenseOptax("adam", arguments=("beta1=0.9",)), r"optax\.adam takes no 'beta1'.*b1"),
         (lambda: DenseOptax("adam", arguments=("learning_rate=1",)), r"of its own: train\.optimizer\.learning_rate"),
         (lambda: DenseOptax("adam", arguments=("b1",)), r"'b1' is not NAME=VALUE"),
+        (lambda: DenseOptax("moun"), r"Did you mean muon"),
+        (lambda: DenseOptax("muon", arguments=("momentum=0.9",)), r"optax\.contrib\.muon takes no 'momentum'"),
+        (lambda: DenseOptax("schedule_free_adamw"), r"evaluates other parameters than it trains"),
+        (lambda: DenseOptax("momo").build(), r"name=momo cannot be used here"),
         (lambda: DenseOptax("lbfgs").build(), r"name=lbfgs cannot be used here.*gradients and parameters"),
         (lambda: DenseOptax("adam", arguments=("b1=x",)).build(), "cannot be used here|refuses"),
         (lambda: OptaxSchedule("cosine_decay"), r"Did you mean cosine_decay_schedule"),
@@ -112,3 +123,7 @@ def test_a_run_with_optax(tmp_path: Any) -> None:
         *how, "mesh.devices=2", "train.dense=sharded", "train.optimizer.name=lamb", "--out", tmp_path / "c"
     )
     assert refused.status == 2 and "looks at others" in refused.err
+    refused = inside(
+        *how, "mesh.devices=2", "train.dense=sharded", "train.optimizer.name=muon", "--out", tmp_path / "d"
+    )
+    assert refused.status == 2 and "looks at others" in refused.err  # a matrix has other state than a vector

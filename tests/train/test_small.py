@@ -152,7 +152,7 @@ def test_a_run_says_so_and_resumes(tmp_path):
     arguments = ["synthetic", *settings, "--out", tmp_path / "run", "--json"]
     done = inside("train", *arguments)
     assert done.result["steps"] == 20  # 640 / 64, twice
-    assert "fewer samples than small.below_rows=641, so small.* holds instead" in done.err
+    assert "has 640 samples, fewer than small.below_rows=641, so small.* holds instead" in done.err
     for setting in ("train.batch_size=64", "train.optimizer.learning_rate=0.02", "embedding.optimizer=adagrad"):
         assert setting in done.err
     assert "resuming" not in done.err

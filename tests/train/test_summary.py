@@ -24,5 +24,7 @@ def test_a_run_ends_with_how_fast_it_trained_where_that_is_known():
         "training: 53,562 samples/s, without compiling, evaluating and saving",
         "compiling: 9 s, 1 training program",
     ]
+    _, lines = results(SUMMARY | {"first_step_s": 6.4}).split("\n\n")
+    assert lines.endswith("compiling: 9 s, 1 training program; the first step was done after 6 s")
     _, lines = results(SUMMARY | {"samples_per_s": None}).split("\n\n")  # of too few steps
     assert lines == "compiling: 9 s, 1 training program"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -25,6 +25,10 @@ _DATE = "|".join(
     for dot in ("[.]", "/", "-")
     for parts in ((_DAY, _DAY, "[0-9]{4}"), ("[0-9]{4}", _DAY, _DAY), ("[0-3][0-9]", "[0-3][0-9]", "[0-9]{2}"))
 )
+_SEPARATORS = (" | ", "|", "; ", ";", ", ", ",")  # that may cut text into lists
+_SAMPLE = 1000  # distinct values that tell whether text is lists
+_LEAST_SAMPLE = 5  # values that are needed for that
+_NEARLY_ALL_CUT = 0.75  # share of them that a separator cuts: a list may have one entry, and so none
 IN_WORDS = {
     "none": "nothing",
     "boolean": "true and false",
@@ -85,6 +89,8 @@ class ColumnProfile:
       date: of text that looks like dates all over, one of them; else "".
       unread: of text that may be numbers, the first value that is none in the file, and its row in words; else None.
       unread_values: of that text, hashes of distinct values that are none: all, or some of more than 100.
+      separator: what text is cut at; "": it is not.
+      as_lists: of text that looks like lists, the same column cut at the mark between their entries; else None.
     """
 
     def __init__(self, separator: str = "", csv: bool = False) -> None:
@@ -94,7 +100,9 @@ class ColumnProfile:
           separator: what text is cut at, as of a jagged column; "": it is not.
           csv: text tells its kind by what it looks like: numbers, times, booleans or nothing of these.
         """
-        self._separator, self._csv = separator, csv
+        self.separator, self._csv = separator, csv
+        self.as_lists: ColumnProfile | None = None
+        self._sampled = False
         self.rows = self.missing = self._words = 0
         self.lists, self.least_width, self.most_width = False, 2**31, 0
         self.least, self.most = math.inf, -math.inf
@@ -158,12 +166,12 @@ class ColumnProfile:
           count: whether distinct ones are counted.
           where: says in words where a row of these is.
         """
-        array = convert.plain(array)
+        array, rows_before = convert.plain(array), self.rows
         self.rows += len(array)
-        if convert.is_list(array) or self._separator and convert.kind_of(array) == "text":
+        if convert.is_list(array) or self.separator and convert.kind_of(array) == "text":
             self.lists = True
             absent = convert.null(array)
-            array, lengths = convert.bags(array, self._separator)
+            array, lengths = convert.bags(array, self.separator)
             if (there := lengths[~absent]).size:
                 self.least_width = min(self.least_width, int(there.min()))
                 self.most_width = max(self.most_width, int(there.max()))
@@ -179,6 +187,8 @@ class ColumnProfile:
             present = self._add_text(array)
             if count and not self.lists and not self._looks & _NUMBERS:
                 self._note_numbers(array, read, where)
+            if count and not self.lists:
+                self._note_lists(array, rows_before)
         else:
             present = len(array) - array.null_count
         self.missing += len(array) - present
@@ -220,6 +230,23 @@ class ColumnProfile:
             row = int(np.argmax(rows))
             value = values[int(at[row])].as_py()
             self.unread = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value, where(row)
+
+    def _note_lists(self, array: Any, rows_before: int) -> None:
+        """Takes in text that may be lists, which the first of its values tell; rows before those hold none."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if not self._sampled:
+            values = convert.words(array)
+            values = pc.unique(values.filter(_mask(~convert.missing(values, "float"))).drop_null())
+            if not len(values):
+                return
+            self._sampled = True
+            if separator := _list_separator(values[:_SAMPLE].cast(pa.binary()).to_pylist()):
+                self.as_lists = ColumnProfile(separator, self._csv)
+                self.as_lists.rows = rows_before
+        if self.as_lists is not None:
+            self.as_lists.add(array, count=True)
 
     def _note_dates(self, values: Any) -> None:
         """Takes in some of the text that may be dates."""
@@ -278,6 +305,26 @@ class ColumnProfile:
             self._looks.discard("time")
 
 
+def _list_separator(values: Sequence[bytes]) -> str:
+    """The mark between the entries of lists, if distinct texts look like such; else "".
+
+    It cuts nearly all of them, into unequal numbers of entries, none of them empty, half of which at least are there
+    in another text too. So no "Doe, Jane", no code of two parts and no sentence is a list; nor are brackets, which a
+    cut would leave on the outer entries.
+    """
+    if len(values) < _LEAST_SAMPLE or all(value[:1] in b"[({" for value in values):
+        return ""
+    for separator in _SEPARATORS:
+        lists = [value.split(separator.encode()) for value in values]
+        lengths = [len(entries) for entries in lists]
+        if sum(length > 1 for length in lengths) < _NEARLY_ALL_CUT * len(values):
+            continue
+        entries = [entry for each in lists for entry in each]
+        if len(set(lengths)) > 1 and all(map(bytes.strip, entries)) and 2 * len(set(entries)) <= len(entries):
+            return separator
+    return ""
+
+
 def _mask(keep: np.ndarray) -> Any:
     import pyarrow as pa
 
@@ -298,4 +345,7 @@ def _hashes(array: Any, kind: Kind) -> np.ndarray:
     if kind == "none":
         return np.zeros(0, np.uint64)
     numbers = convert.numbers(array)[0]
-    return np.unique((numbers[~np.isnan(numbers)] + 0.0).view(np.uint64))  # -0.0 is 0.0
+    numbers = numbers[~np.isnan(numbers)] + 0.0  # -0.0 is 0.0
+    whole = (np.floor(numbers) == numbers) & (np.abs(numbers) < EXACT)  # which another file may hold as integers
+    integers = stable_hash(np.unique(numbers[whole].astype(np.int64)))
+    return np.union1d(integers, numbers[~whole].view(np.uint64))

@@ -122,7 +122,13 @@ class LabelProfile:
                 advice += (
                     f" To learn the numbers themselves give {self._option('label', f'{items.quote(name)}:number')}."
                 )
-            raise DataError(f"{where}: the label {name!r} is {value}, not 0 or 1; its values are {values}. {advice}")
+            what = "not 0 or 1"
+            if self._label.threshold is not None:
+                threshold = self._option("threshold", f"{self._label.threshold:g}")
+                what = f"no number, which {threshold} compares"
+                positive = self._option("positive", "VALUE")
+                advice = f"Correct the row; or if one of its texts means 1, give {positive} instead."
+            raise DataError(f"{where}: the label {name!r} is {value}, {what}; its values are {values}. {advice}")
         if self._sum in (0, self._rows):
             only = "0" if self._sum == 0 else "1"
             words = [self._option("positive", each.replace("'", "")) for each in listed]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from recjax.data.arrow.column_profile import IN_WORDS, ColumnProfile
 from recjax.data.arrow.convert import EXACT
-from recjax.data.arrow.roles import AUTO, Role, column_text
+from recjax.data.arrow.roles import AUTO, SEPARATOR, Asked, Role, column_text
 from recjax.data.arrow.wording import Wording
 from recjax.settings import items
 
@@ -29,8 +29,9 @@ class Proposal:
       role: the role.
       why: for people.
       date: of text ids that look like dates, one of them; else "".
-      numbers: of text nearly all of whose values look like numbers, a sentence on the first that is none; else "".
+      numbers: of text nearly all of whose values look like numbers, a sentence on the first that is not read; else "".
       exceptions: of such text, whether but a few of its values are none, so that their rows may be left out.
+      separator: of text that is cut into lists, the mark between their entries; else "".
     """
 
     role: Role
@@ -38,10 +39,27 @@ class Proposal:
     date: str = ""
     numbers: str = ""
     exceptions: bool = False
+    separator: str = ""
+
+    @property
+    def request(self) -> Asked:
+        """The role with its options."""
+        return Asked(self.role, separator=self.separator) if self.separator else Asked(self.role)
+
+    @property
+    def role_text(self) -> str:
+        """The same as `columns=` writes it after the name of the column."""
+        split = f":split={items.quote(self.separator)}" if self.separator not in ("", SEPARATOR) else ""
+        return f"{self.role}{split}"
 
 
 def propose(name: str, profile: ColumnProfile) -> Proposal:
     """The role that a column most likely has, why, and whether it may have been meant as numbers."""
+    if name and profile.kind == "text" and (lists := profile.as_lists) is not None:
+        why = (
+            f"text cut at {lists.separator!r}, {_count_values(lists)}, {lists.least_width} to {lists.most_width} a row"
+        )
+        return Proposal("jagged", why, separator=lists.separator)
     proposal = _propose(name, profile)
     like = 0 if _NAMED_ID.search(name) else profile.mostly_numbers
     if not like or profile.unread is None:
@@ -49,8 +67,8 @@ def propose(name: str, profile: ColumnProfile) -> Proposal:
     value, row = profile.unread
     so = "the column is left out" if proposal.role == "skip" else "each value is an id"
     said = (
-        f"{name} is text, although {like:,} of its {profile.distinct:,} values look like numbers; the first that is "
-        f"none in the file is {value[:80]!r} ({row}). So {so}"
+        f"{name} is text, although {like:,} of its {profile.distinct:,} values look like numbers; the first that "
+        f"cannot be read as one is {value[:80]!r} ({row}). So {so}"
     )
     return dataclasses.replace(proposal, numbers=said, exceptions=len(profile.unread_values) <= _FEW)
 
@@ -64,10 +82,10 @@ def _propose(name: str, profile: ColumnProfile) -> Proposal:
     """
     kind, distinct, rows = profile.kind, profile.distinct, profile.counted_rows
     number = kind in ("integer", "unsigned") or kind == "float" and profile.whole
-    what = f"{distinct:,} values" + (f" in the first {rows:,} rows" if rows < profile.rows else "")
+    what = _count_values(profile)
     if name == "":
         return Proposal("skip", "has no name, like the index that pandas writes")
-    if kind == "none":
+    if kind == "none" or not profile.lists and profile.missing == profile.rows:
         return Proposal("skip", "has no value")
     if kind == "other":
         return Proposal("skip", IN_WORDS[kind])
@@ -102,6 +120,11 @@ def _propose(name: str, profile: ColumnProfile) -> Proposal:
     return Proposal("dense", f"integers from {profile.least:,.0f} to {profile.most:,.0f}")
 
 
+def _count_values(profile: ColumnProfile) -> str:
+    rows = profile.counted_rows
+    return f"{profile.distinct:,} values" + (f" in the first {rows:,} rows" if rows < profile.rows else "")
+
+
 def to_text(proposals: Mapping[str, Proposal], given: Sequence[str] = (), wording: Wording = Wording.COMMAND) -> str:
     """Returns proposals as lines to print, and as the setting that gives the same.
 
@@ -116,7 +139,7 @@ def to_text(proposals: Mapping[str, Proposal], given: Sequence[str] = (), wordin
         for name, one in proposals.items()
     ]
     own = [text for text in given if text != AUTO and not text.endswith(":skip")]
-    taken = ",".join([column_text(name, one.role) for name, one in proposals.items() if one.role != "skip"] + own)
+    taken = ",".join([column_text(name, one.role_text) for name, one in proposals.items() if one.role != "skip"] + own)
     times = [name for name, one in proposals.items() if one.role == "skip" and one.why.startswith("times")]
     option = functools.partial(wording.option, "columns")
 
@@ -131,6 +154,8 @@ def to_text(proposals: Mapping[str, Proposal], given: Sequence[str] = (), wordin
                 f"2026-01-31 (ISO 8601), {with_role(name, 'time:weekday')} makes their weekday, and "
                 f"{with_role(name, 'dense')} a number; {with_role(name, 'skip')} leaves them out"
             )
+        if proposal.separator:
+            more.append(f"each text of {name} as one id, not a list: {with_role(name, 'id')}")
         if proposal.numbers:
             more.append(f"warning: {advise_on_numbers(name, proposal, wording)}")
     asked = f"to have it otherwise, start from {option(taken)}"

@@ -29,6 +29,7 @@ from recjax.data.storage.blocks import PreparedSource
 from recjax.data.text.source_files import sha256
 from recjax.data.thread_map import ahead
 from recjax.errors import ConfigError, DataError
+from recjax.settings import items
 from recjax.utils.text import did_you_mean, first_repeated
 
 _THREADS = 2  # that convert rows; Arrow and NumPy let go of the interpreter for most of it
@@ -79,7 +80,9 @@ class TableReader:
         check_like(asked, self.names)
         profiles = self._look(asked, judged)
         self.proposals = {name: propose(name, profiles[name]) for name in judged}
-        wanted = {name: roles.Asked(one.role) for name, one in self.proposals.items()} | asked
+        lists = {name: profiles[name].as_lists for name, one in self.proposals.items() if one.separator}
+        profiles |= {name: profile for name, profile in lists.items() if profile is not None}
+        wanted = {name: one.request for name, one in self.proposals.items()} | asked
         crosses = [name for name, each in asked.items() if each.role == "cross"]
         plain = [name for name in asked if name not in crosses]
         order = [
@@ -192,7 +195,7 @@ class TableReader:
         of_columns = [("columns", name) for name, each in asked.items() if each.role != "cross"]
         for key, name in [*named.items(), *of_labels, *of_columns, *of_filter]:
             if name and name not in self.names:
-                hint = did_you_mean(name, self.names, quoted=True)
+                hint = items.comma_hint(name, self.names) or did_you_mean(name, self.names, quoted=True)
                 raise ConfigError(f"{key}: {first} has no column {name!r}.{hint} Its columns are {self._listed()}.")
         for name in self._needed_always:
             if name in asked and asked[name].role != "skip":

@@ -92,6 +92,12 @@ def find(source: str | os.PathLike[str], delimiter: str = "", encoding: str = UT
     else:
         paths = [place(path) for path in sorted(glob.glob(os.path.expanduser(text), recursive=True))]
     if not paths or not all(path.exists() for path in paths):
+        parts = text.split(",")
+        if len(parts) > 1 and place(parts[0]).exists():
+            raise DataError(
+                f"{text} is no file: several are given as a folder that holds them, or as a pattern in quotes, such as "
+                f"'{place(parts[0]).parent}/*{place(parts[0]).suffix}'."
+            )
         raise DataError(f"{text} does not exist.{_near(whole)} Give a file, a pattern or a folder of {_NEEDS}.")
     files = []
     for path in paths:

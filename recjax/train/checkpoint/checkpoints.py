@@ -32,7 +32,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from recjax.errors import TrainingError
+from recjax.errors import CheckpointDamage, TrainingError
 from recjax.parallel import distributed, watchdog
 from recjax.train.checkpoint import array_store, manifest, reading, save_protocol
 from recjax.train.checkpoint import chain as chains
@@ -208,7 +208,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 )
             return used
         if damages:
-            raise TrainingError(
+            raise CheckpointDamage(
                 f"none of the {len(damages)} checkpoints in {self._directory} is intact: "
                 + "; ".join(f"in {folder.name}, {what}" for folder, what in damages.items())
                 + ". Restore the folder from a backup, or start again with another --out."
@@ -219,7 +219,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """Restores the checkpoint of one step, verified and used as by `newest`.
 
         Raises:
-          TrainingError: there is none of that step, it is damaged, cannot be read, or has another format.
+          CheckpointDamage: it is damaged.
+          TrainingError: there is none of that step, it cannot be read, or has another format.
         """
         self.wait()
         folders = self._folders()
@@ -234,7 +235,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         except manifest.CorruptCheckpointError as damage:
             if reading.gone(folders[step]):
                 return self.restore(step, use)
-            raise TrainingError(
+            raise CheckpointDamage(
                 f"checkpoint {folders[step]} is damaged: {damage}. Restore it from a backup, or choose another step; "
                 f"the others there: {others}."
             ) from damage

@@ -259,7 +259,10 @@ def _offering(run: Path, code: CodeCopy, error: ConfigError) -> ConfigError:
     if isinstance(error, _Untrusted):
         before = f"If you know that code, {error.remedy}add"
     elif code.hash is not None:
+        module = (code.where or "").rpartition(":")[0]
         before = "Put the code back, or add"
+        if module.endswith(".py"):
+            before = f"Put the code back, or where it has moved run `recjax train NEW.py --out {run}` once, or add"
     else:
         return error
     what = "it as it is" if code.hash is None else f"the copy in {run / COPY}"

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -156,12 +157,21 @@ class RunFolder(ReadOnlyRunFolder):
                 raise
         differing = changes(then, self._config)
         if differing:
+            used = changes(*(config.for_rows(self._trained_rows()) for config in (then, self._config)))
+            differing = [text for text in used if not text.startswith("small.")] or differing
             raise ConfigError(
                 f"{self.path} holds a run of another config ({'; '.join(differing)}). Give the same settings to "
                 "resume it, or another --out to start again."
             )
         code_of_run.refuse_other(self.path, kept, self._config)
         self._unknown_code = kept.hash is None and source_of(type(self._config)) is not None
+
+    def _trained_rows(self) -> int:
+        """Rows of the training split, by what the folder says of its data; very many where it does not tell."""
+        with contextlib.suppress(RecjaxError):
+            if (source := run_snapshot.open_snapshot(self.path / DATA_SNAPSHOT)) is not None:
+                return int(source.row_counts("train").sum())
+        return sys.maxsize
 
     def _has_checkpoints(self) -> bool:
         return any((self.path / "checkpoints").glob("[0-9]*"))
@@ -331,10 +341,12 @@ def _no_run(path: Path) -> ConfigError:
     if os.path.isfile(path):
         return ConfigError(f"{path} is a file, not a run folder. {remedy}")
     if not os.path.lexists(path):
-        near = None
-        with contextlib.suppress(OSError):
-            near = nearest(path.name, [config.parent.name for config in path.parent.glob("*/config.json")])
-        meant = "" if near is None else f" Did you mean {path.parent / near}?"
+        meant = ""
+        for folder in (path.parent, Path("runs")):
+            with contextlib.suppress(OSError):
+                names = [config.parent.name for config in folder.glob("*/config.json")]
+                if not meant and (near := nearest(path.name, names)) is not None:
+                    meant = f" Did you mean {folder / near}?"
         return ConfigError(f"{path} is not a run folder: it does not exist.{meant} {remedy}")
     runs = sorted(str(config.parent) for config in path.glob("*/config.json")) if os.path.isdir(path) else []
     if runs:

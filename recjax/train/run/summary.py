@@ -11,6 +11,7 @@ from typing import Any
 from recjax import kernels, settings
 from recjax.config.run import FREE_ON_RESUME
 from recjax.data.baselines import constants
+from recjax.data.source import split_to_measure
 from recjax.train.loop import Outcome
 from recjax.train.products import in_words
 from recjax.train.run.writers import OF_TASKS, TITLES, results_table
@@ -22,7 +23,15 @@ from recjax.utils.version import __version__
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 # Of the training alone: a later call that trains no step keeps those of the one that did.
-_FIGURES = ("samples_per_s", "seconds", "compilations", "compile_s", "compiled_ahead", "compile_ahead_s")
+_FIGURES = (
+    "first_step_s",
+    "samples_per_s",
+    "seconds",
+    "compilations",
+    "compile_s",
+    "compiled_ahead",
+    "compile_ahead_s",
+)
 
 
 def summarise(
@@ -39,7 +48,7 @@ def summarise(
       trainer: the run's fixed parts.
       outcome: of the training.
       step: the step whose checkpoint was chosen.
-      result: its metrics on the test split.
+      result: its metrics on the split of `split_to_measure`; empty if there is none.
       compared: name -> test AUC to compare with.
       seconds: that this process took.
     """
@@ -51,7 +60,7 @@ def summarise(
         "samples": outcome.progress.position,
         "samples_per_s": outcome.samples_per_s,
         "eval": dict(result),
-        "eval_split": "test",
+        "eval_split": split_to_measure(trainer.source),
         "eval_step": step,
         "chosen_by": "last step" if best is None else f"validation {_chosen_by(trainer)}",
         "stopped_early": outcome.progress.stopped,
@@ -108,11 +117,15 @@ def results(summary: Mapping[str, Any]) -> str:
     rows = [(title, measured)]
     rows += [(name, {"auc": auc}) for name, auc in summary["references"].items()]
     programs = f"{summary['compilations']} training program{'s' * (summary['compilations'] != 1)}"
+    if not measured:
+        rows = [(f"recjax, step {summary['eval_step']}, on no split", {})]
     if summary["compile_ahead_s"]:
         programs += (
             f", {summary['compiled_ahead']} of them ahead ({summary['compile_ahead_s']:.0f} s beside the training)"
         )
     lines = [f"compiling: {summary['compile_s']:.0f} s, {programs}"]
+    if "first_step_s" in summary:
+        lines[0] += f"; the first step was done after {summary['first_step_s']:.0f} s"
     if rate := summary["samples_per_s"]:
         lines.insert(0, f"training: {rate:,.0f} samples/s, without compiling, evaluating and saving")
     return "\n".join((results_table(rows), "", *lines))
