@@ -36,7 +36,7 @@ def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Sequen
         "foresight",
         "Predictions of step times against measurements",
         "Z. Lin et al. (arXiv:2201.07821): building a performance model for deep learning recommendation model "
-        "training on GPUs; M. Chu et al. (Meta): workload model A on 128 V100",
+        "training on GPUs; C.-H. Chu et al. (Meta): workload model A on 128 V100",
         {**about, **{key: result["about"][key] for key in ("machine", "seed", "complete", "cases", "done", "device")}},
         rows,
         assumptions,
