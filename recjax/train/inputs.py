@@ -312,8 +312,7 @@ class InputStreams:
     ) -> Iterator[InFlight]:
         """Gives this process's batches what all processes know of them."""
         stream = synchronize_batches(routed, self.mesh, stop, save)
-        tier = self.require_host(host).tier
-        return stream if tier is None else gather_named(stream, self.bound, self.mesh, lambda: tier.decided)
+        return stream if self.require_host(host).tier is None else gather_named(stream, self.bound, self.mesh)
 
     def route(self, batch: Batch, batch_size: int, parts: int = 1, host: HostState = EMPTY) -> InFlight:
         """Routes this process's samples of a batch, which are what `batch` of the result holds.
