@@ -270,8 +270,8 @@ def add_hoti2020(actions: Any, verb: Callable[..., argparse.ArgumentParser], sho
     made.add_argument(
         "--experiments",
         metavar="NAME,...",
-        help="experiments to do, any of systems, flops, in_flight, chunk_counts, copies, lone_all_reduce, transport "
-        "(default: all)",
+        help="experiments to do, any of systems, flops, in_flight, chunk_counts, copies, lone_all_reduce, transport, "
+        "gradients (default: all)",
     )
     made.add_argument("--out", type=out_folder, required=True, metavar="DIR", help=_OUT)
 

@@ -67,7 +67,7 @@ def study(
         raise ConfigError(f"--trace {trace}: it says what was sent and not when. Give the profiler's files (--kineto).")
     make_mesh(MeshConfig(ranks, "cpu"))  # the largest first: host devices are made once
     on = _devices() if devices is None else devices
-    kept = Finished(out, {"full": full, "ranks": ranks, "devices": on})
+    kept = Finished(out, {"full": full, "ranks": ranks, "devices": on}, NAME)
     result: dict[str, Any] = {"full": full, "ranks": ranks, "devices": on, "facts": facts(), "traced": traced}
     result["compiled"] = {
         case.name: kept.get(f"compiled {case.name}", functools.partial(_compiled, size, ranks, case, out, say))
