@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -52,7 +53,7 @@ class SlotExchange:
         self._mesh, self._shares, self._size = mesh, Share.of_all(mesh), 0
         self._holders: dict[Owner, list[int]] = {}  # owner of rows -> the processes that hold some, the first one tells
         for group in bound.cached:
-            where = sharded(mesh, group.partition_axes).devices_indices_map((group.parts,))
+            where: Any = sharded(mesh, group.partition_axes).devices_indices_map((group.parts,))
             parts = [((index or (slice(None),))[0].start or 0, device.process_index) for device, index in where.items()]
             for owner in range(group.owners):
                 held = {process: None for part, process in sorted(parts) if group.owner_of(part) == owner}

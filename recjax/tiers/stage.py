@@ -128,8 +128,9 @@ class CacheStage(OrderedStage):
             for owner, directory in directories.items():
                 moved = moves[group.name][owner] = self._admit((group.name, owner), directory)
                 needed = self._too_small.get((group.name, owner), 0)
-                homes_U = named[group.name][owner]
-                slots_U = homes_U if self._exchange is None else directory.slot_of.take(homes_U)  # to be told
+                slots_U: np.ndarray = named[group.name][owner]  # of one process their number is all that is asked for
+                if self._exchange is not None:
+                    slots_U = directory.slot_of.take(slots_U)
                 owners[group.name, owner] = OwnerSlots(slots_U, len(moved.come_K), moved.leaving, needed)
         lists = None if self._exchange is None else self._exchange.begin(named, owners)
         return _Decided(self._prepared(moves, named), owners, lists)

@@ -42,7 +42,7 @@ def test_the_closed_form_is_within_a_point_of_a_drawn_stream(name: str) -> None:
 
 def test_bandwidth_of_tables_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of 64 + 4 bytes, 100 samples/s: a table of 1,000 rows with 3 ids a sample, and one of 9,000 with one."""
-    settings = ("data.rows=1000,9000", "data.ids_per_bag=3,1", "data.weighted=false")
+    settings: tuple[str, ...] = ("data.rows=1000,9000", "data.ids_per_bag=3,1", "data.weighted=false")
     settings += ("embedding.dim=16", "embedding.optimizer=rowwise_adagrad")
     monkeypatch.setattr(study, "MODELS", {"x": ("synthetic", settings, 100.0)})
     need = study.bandwidth_need("x")
