@@ -4,8 +4,9 @@
 
 0.28 users and 0.021 businesses for each review, few of which have most; texts of 700 bytes as in the real one (5.3 GB
 for 7 million reviews); users have long lists of friends. Whether a review has 5 stars follows from a planted model:
-effects of user, business and city, and a product of one of the user and one of the business. Stars of a business and
-mean stars of a user are those of their reviews. The best AUC that any model can expect on all reviews is printed.
+effects of user, business, city and of one of the categories of the business, and a product of one of the user and one
+of the business. Stars of a business and mean stars of a user are those of their reviews; so what a model can learn of
+businesses is mostly by their category. The best AUC that any model can expect on all reviews is printed.
 """
 
 import argparse
@@ -15,6 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from recjax.data.synthetic.clicks import expected_auc
+
+_CATEGORIES = 77  # of which each has an effect
 
 
 def write(folder: Path, reviews: int, text_bytes: int = 700, seed: int = 0) -> np.ndarray:
@@ -28,7 +31,13 @@ def write(folder: Path, reviews: int, text_bytes: int = 700, seed: int = 0) -> n
     who = (users * rng.random(reviews) ** 3).astype(int)
     where = (businesses * rng.random(reviews) ** 2).astype(int)
     of_user, of_business = rng.standard_normal((2, users)), rng.standard_normal((2, businesses))
-    logit = 0.8 * of_user[0, who] + 0.9 * of_business[0, where] + 0.3 * rng.standard_normal(cities)[where % cities]
+    of_category = rng.standard_normal(_CATEGORIES)
+    logit = (
+        0.9 * of_category[where % _CATEGORIES]
+        + 0.8 * of_user[0, who]
+        + 0.9 * of_business[0, where]
+        + 0.3 * rng.standard_normal(cities)[where % cities]
+    )
     probability = 1 / (1 + np.exp(0.2 - logit - 0.5 * of_user[1, who] * of_business[1, where]))
     stars = np.where(rng.random(reviews) < probability, 5, rng.integers(1, 5, reviews)).tolist()
     given = np.array(stars, float)
@@ -50,7 +59,7 @@ def write(folder: Path, reviews: int, text_bytes: int = 700, seed: int = 0) -> n
                 "review_count": 9,
                 "is_open": 1,
                 "attributes": {"WiFi": "no"},
-                "categories": f"Restaurants, Kind {i % 1300}, Other {i % 77}",
+                "categories": f"Restaurants, Kind {i % 1300}, Other {i % _CATEGORIES}",
                 "hours": None,
             }
             file.write(json.dumps(row) + "\n")

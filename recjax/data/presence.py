@@ -21,6 +21,10 @@ from recjax.errors import ConfigError
 from recjax.utils.text import aligned
 
 COVERAGES = (0.5, 0.9, 0.99)  # shares of all look-ups whose fewest items are reported
+SPREADS = (0.95, 0.8, 0.5, 0.2, 0.05, 0.0)  # shares of the batches: items in more of them are sought in the next one
+
+
+_NO_IDS = np.zeros(0, np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +43,14 @@ class Items:
     present_U: np.ndarray
     found_U: np.ndarray
 
+    def present(self, ids_K: np.ndarray) -> np.ndarray:
+        """In how many shares of batches each of some rows is: int64 [K]."""
+        if not len(self.ids_U):
+            return np.zeros(len(ids_K), np.int64)
+        at_K = np.minimum(np.searchsorted(self.ids_U, ids_K), len(self.ids_U) - 1)
+        present_K: np.ndarray = np.where(self.ids_U[at_K] == ids_K, self.present_U[at_K], 0)
+        return present_K
+
 
 @dataclasses.dataclass(frozen=True)
 class Presence:
@@ -50,6 +62,8 @@ class Presence:
       shares: in how many equal parts each, one a device.
       batch_size: B.
       new: of the second batch and each one after it, the share of its items that none before it has; float64.
+      following: of the batch after these, in how many shares of them the item of each look-up is, and that of each of
+        its distinct items; None if there is no such batch.
     """
 
     tables: dict[str, Items]
@@ -57,6 +71,7 @@ class Presence:
     shares: int
     batch_size: int
     new: np.ndarray
+    following: tuple[np.ndarray, np.ndarray] | None = None
 
     def probability(self, table: str) -> np.ndarray:
         """P(item is in a device's share of a batch), as it was counted: float64 [U]."""
@@ -98,10 +113,21 @@ def count_presence(
     return Presence(found_tables, len(new), shares, batch_size, np.array(new[1:]))
 
 
+def seek(presence: Presence, following: Batch, features: Sequence[tuple[str, str]]) -> Presence:
+    """Looks the items of a batch up among those of the batches before it: `Presence.following`; as `count_presence`."""
+    lookups: tuple[list[np.ndarray], list[np.ndarray]] = [], []
+    for table, items in presence.tables.items():
+        looked = sorted({feature for feature, name in features if name == table})
+        ids_L = np.concatenate([_NO_IDS, *(following.bags[feature].ids.ravel() for feature in looked)])
+        for present, ids_K in zip(lookups, (ids_L, np.unique(ids_L)), strict=True):
+            present.append(items.present(ids_K))
+    return dataclasses.replace(presence, following=(np.concatenate(lookups[0]), np.concatenate(lookups[1])))
+
+
 def presence_of(
     source: BlockSource, batches_read: int, batch_size: int, seed: int = 0, shuffle: bool = True
 ) -> Presence:
-    """Counts the items of each feature in the first training batches of a run.
+    """Counts the items of each feature in the first training batches of a run, and seeks them in the one after these.
 
     Args:
       source: the data.
@@ -121,7 +147,9 @@ def presence_of(
     stream = batches(source, "train", batch_size, seed=seed, shuffle=shuffle, workers=0, epochs=1)
     first = itertools.islice(stream, min(batches_read, -(-rows // batch_size)))
     tables = {feature.name: feature.rows for feature in source.schema.features}
-    return count_presence(first, tables, [(name, name) for name in tables], batch_size)
+    features = [(name, name) for name in tables]
+    counted, following = count_presence(first, tables, features, batch_size), next(stream, None)
+    return counted if following is None else seek(counted, following, features)
 
 
 class _Counter:
@@ -165,7 +193,9 @@ def describe(presence: Presence) -> dict[str, Any]:
       "histogram": number of batches -> how many items are in just so many, over all tables, and "accesses": the share
       of look-ups that items in at least so many batches take; "new": the mean share of a batch's items that no batch
       before it had, of the second half of the batches (the "previous 100" of P2RES are those before), None where there
-      is one batch alone.
+      is one batch alone; "next", of the batch after these: for each of `SPREADS` "more_than" so many batches, "items",
+      the share of those seen that are in more, and the share of the batch's "accesses" and "distinct" items that are
+      these, and under "unseen" the shares of those in none; None where there is no such batch.
     """
     tables = [{"name": name, **_covered([items])} for name, items in presence.tables.items()]
     every = [items for items in presence.tables.values() if len(items.ids_U)]
@@ -183,7 +213,29 @@ def describe(presence: Presence) -> dict[str, Any]:
         "histogram": {str(n): int(count) for n, count in enumerate(histogram) if n and count},
         "accesses": {str(n): float(at_least[n]) for n, count in enumerate(histogram) if n and count},
         "new": float(late.mean()) if len(late) else None,
+        "next": None if presence.following is None else _next(presence, present),
     }
+
+
+def _next(presence: Presence, present: np.ndarray) -> dict[str, Any]:
+    """Returns what the batch after the counted ones has of items that are in many of these, and of new ones."""
+    assert presence.following is not None
+    of_L, of_U = presence.following
+    lines = []
+    for least in dict.fromkeys(int(share * presence.batches) for share in SPREADS):
+        shares = {"items": present, "accesses": of_L, "distinct": of_U}
+        lines.append({"more_than": least, **{name: float((x > least).mean()) for name, x in shares.items()}})
+    return {"in": lines, "unseen": {"accesses": float((of_L == 0).mean()), "distinct": float((of_U == 0).mean())}}
+
+
+def next_rows(described: dict[str, Any]) -> list[list[str]]:
+    """A table, heads first: items by the number of batches that they are in, and their part of the next batch."""
+    rows = [["in more than", "items", "accesses of the next batch", "its distinct items"]]
+    for line in described["next"]["in"]:
+        shares = (f"{line[name]:.2%}" for name in ("items", "accesses", "distinct"))
+        rows.append([f"{line['more_than']} of {described['batches']} batches", *shares])
+    unseen = described["next"]["unseen"]
+    return [*rows, ["none", "-", f"{unseen['accesses']:.2%}", f"{unseen['distinct']:.2%}"]]
 
 
 def _covered(tables: Sequence[Items]) -> dict[str, Any]:
@@ -229,6 +281,8 @@ def to_text(described: dict[str, Any]) -> str:
     """The same as tables for a person."""
     lines = [f"presence in {described['batches']} batches of {described['batch_size']:,}", ""]
     lines += [*aligned(item_rows(described)), "", *aligned(batch_rows(described))]
+    if described["next"]:
+        lines += ["", *aligned(next_rows(described))]
     if described["new"] is not None:
         lines += ["", f"items of a batch that no batch before it had: {described['new']:.2%} (mean of the later half)"]
     return "\n".join(lines)

@@ -215,6 +215,11 @@ class BoundSegment:
         return RowOrder(self.spec.rows)
 
     @property
+    def title(self) -> str:
+        """The name of its table, with its range of columns unless these are all."""
+        return self.spec.name if self.whole_rows else f"{self.spec.name}[{self.first}:{self.last}]"
+
+    @property
     def whole_rows(self) -> bool:
         """True if it holds all columns of the table."""
         return self.last - self.first == self.spec.dim

@@ -178,6 +178,10 @@ class Group(_InReplicas):
         """Returns (owner, part of `columns`) of a part of the buffer: the rows and the columns that it holds."""
         return self.sharding.place(part)
 
+    def owner_of(self, part: int) -> int:
+        """Returns the owner whose rows a part of the buffer holds, all of their columns or some."""
+        return int(self.place(part)[0])
+
     @property
     def two_step(self) -> bool:
         """True if rows travel in two steps, inside a host and across hosts: see `routing/hierarchical.py`."""

@@ -151,7 +151,7 @@ def _traffic(run: Run, step: Prediction, whole: Prediction, asked: Question) -> 
     parts = model["parts"]
     if found is not None and replayed == run.steps:
         parts = {name: dataclasses.asdict(part) for name, part in found.parts.items()}
-    records = {s.spec.name: run.records[group.name] for group in run.bound.cached for s in group.segments}
+    records = {s.title: run.row_bytes[group.name] for group in run.bound.cached for s in group.segments}
     behind, disk = (sum(of[where] * records[name] for name, of in parts.items()) for where in ("dram", "disk"))
     limit = _host_bytes(run, asked)
     if behind > limit:
@@ -164,7 +164,7 @@ def _traffic(run: Run, step: Prediction, whole: Prediction, asked: Question) -> 
     bounds = step.bounds | {f"rows of tables: {name}": 1e3 * ms for name, ms in times.items()}
     prediction = dataclasses.replace(step, bounds=bounds)
     named = counts["hits"] + counts["misses"]
-    tables = tuple(s.spec.name for group in run.bound.cached for s in group.segments)
+    tables = tuple(dict.fromkeys(s.spec.name for group in run.bound.cached for s in group.segments))
     hit_rate = counts["hits"] / named if named else 1.0
     size = run.config.tier.bytes_of("device_bytes")
     slower = prediction.step_us / whole.step_us

@@ -54,7 +54,7 @@ class Replayed:
         not, of these the ones that were never touched before; rows that left; records that the disk read, the pieces in
         which it did, and their bytes; and that it wrote. Pieces read are also those that hold records which stay beside
         others that are written.
-      parts: of each table that has a cache, without its hot rows.
+      parts: of each table that has a cache, or range of its columns (`BoundSegment.title`), without its hot rows.
     """
 
     counts: np.ndarray
@@ -101,7 +101,7 @@ def replay(
       batches: at least one; those beyond `steps` are looked at ahead.
       steps: how many are trained.
       look_ahead: L of the run.
-      memories: group name -> records that each owner has memory for before a disk, and their bytes; None: no disk.
+      memories: group name -> records that each part has memory for before a disk, and their bytes; None: no disk.
       unit: bytes of which all that the disk reads and writes is a multiple.
 
     Raises:
@@ -137,6 +137,7 @@ class _Group:
             for homes in list(window)[owner.directory.seen :]:
                 owner.directory.see(homes[self.group.name][number])
             found += owner.step()
+        found[COUNTS.index("reads") :] *= self.group.sharding.column_parts  # each holds a record of a row
         return found
 
     def parts(self) -> dict[str, Part]:
@@ -147,8 +148,8 @@ class _Group:
                 first, last = (int(edge) for edge in segment.split.bounds(number))
                 offset = segment.offsets[number]
                 rows = owner.where(offset, offset + last - first)
-                found[segment.spec.name] = found.get(segment.spec.name, np.zeros(4, np.int64)) + rows
-            found[segment.spec.name][-1] -= segment.band.size - segment.band.members  # homes of hot rows
+                found[segment.title] = found.get(segment.title, np.zeros(4, np.int64)) + rows
+            found[segment.title][-1] -= segment.band.size - segment.band.members  # homes of hot rows
         return {name: Part(*rows.tolist()) for name, rows in found.items()}
 
 

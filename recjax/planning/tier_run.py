@@ -33,7 +33,7 @@ from recjax.planning.tier_replay import COUNTS, Homes, Replayed, homes_of, repla
 from recjax.tiers.directory import CacheTooSmallError
 from recjax.tiers.disk import memory_records, unit_of
 from recjax.tiers.disk_speed import disk_rates
-from recjax.tiers.host_rows import dram_share, folder_of
+from recjax.tiers.host_rows import dram_share, find_bytes, folder_of
 from recjax.tiers.moves import Record
 from recjax.tiers.records import UNITS, Cells, record_bytes
 from recjax.tiers.stage import too_small
@@ -104,21 +104,31 @@ class Run:
         """Bytes of a record of each group behind a cache."""
         return {group.name: Record.of(group, dtype_of(self.config)).bytes for group in self.bound.cached}
 
+    @property
+    def row_bytes(self) -> dict[str, int]:
+        """Bytes of a row of each group behind a cache, in all records that it is spread over."""
+        return {g.name: self.records[g.name] * g.sharding.column_parts for g in self.bound.cached}
+
+    def directory_bytes(self) -> int:
+        """Bytes by which each process finds the rows of its own devices, before any is touched."""
+        own = max(1, self.bound.all_devices // self.processes)
+        return sum(find_bytes(group, range(min(own, group.parts))) for group in self.bound.cached)
+
     @functools.cached_property
     def unit(self) -> int:
         """Bytes of which all that the disk of `tier.disk` reads and writes is a multiple."""
         return unit_of(folder_of(self.config.tier.disk)) if self.config.tier.disk else UNITS[0]
 
     def memory_bytes(self, group: Group) -> int:
-        """Bytes of memory, `tier.dram_bytes` of each process, for rows as many as those of all owners of a group.
+        """Bytes of memory, `tier.dram_bytes` of each process, for records as many as those of all parts of a group.
 
         A process holds the rows of its own devices, so that those of several replica groups each hold all.
         """
         own = max(1, self.bound.all_devices // self.processes)  # devices of a process
-        return self.config.tier.bytes_of("dram_bytes") * group.owners // min(own, group.owners)
+        return self.config.tier.bytes_of("dram_bytes") * group.parts // min(own, group.parts)
 
     def slots(self, group: Group) -> int:
-        """Records that each owner of a group has memory for before a disk."""
+        """Records that each part of a group has memory for before a disk."""
         records = self.records
         return memory_records(
             records[group.name], dram_share(group, self.bound.cached, records, self.memory_bytes(group))
@@ -133,14 +143,17 @@ class Run:
         return concatenate([self.source.read("train", n) for n in range(min(enough, len(sizes)))])
 
     def classes(self, group: Group) -> dict[str, Classes]:
-        """Rows of each of a group's tables by how often batches name them; hot ones count as those named most."""
+        """Rows of each of a group's tables by how often batches name them, by `BoundSegment.title`.
+
+        Hot rows count as those named most, and are not among them.
+        """
         found = {}
         for segment in group.segments:
-            sources = [s for s in sources_of(self.bound, group) if s.segments[0].spec.name == segment.spec.name]
+            sources = [s for s in sources_of(self.bound, group) if s.segments[0].title == segment.title]
             features = [source.feature for source in sources]
             size = self.config.train.batch_size
             all_ = table_classes(self.source, segment.spec, features, size, lambda: self.first_samples)
-            found[segment.spec.name] = without_first(all_, segment.spec.rows - segment.band.members)  # hot rows
+            found[segment.title] = without_first(all_, segment.spec.rows - segment.band.members)  # hot rows
         return found
 
     def homes(self) -> Iterator[Homes]:
@@ -186,14 +199,15 @@ def modelled(run: Run, classes: dict[str, dict[str, Classes]]) -> dict[str, Any]
     """Figures of the closed form: of the whole run, of a step in the steady state, and where rows are at the end."""
     steps, tier = run.steps, run.config.tier
     step = dict.fromkeys(COUNTS, 0.0)
-    misses = hits = 0.0
+    misses = hits = least = 0.0
     parts = {}
     for group in run.bound.cached:
         all_ = together(list(classes[group.name].values()))
         held = cache(all_, group.owners * group.rows, tier.look_ahead)
         slots = float(group.owners * run.slots(group)) if tier.disk else np.inf
-        reads = held.reads(slots) if tier.disk else 0.0
+        reads = held.reads(slots) * group.sharding.column_parts if tier.disk else 0.0
         of_run = held.misses_of(steps)
+        least += cache(all_, group.owners * group.rows, math.inf).misses
         misses, hits = misses + of_run, hits + steps * all_.named - of_run
         moved = {"hits": all_.named - held.misses, "misses": held.misses, "leaves": held.misses, "reads": reads}
         cells = Cells.of(record_bytes(run.records[group.name]), run.unit)
@@ -222,6 +236,7 @@ def modelled(run: Run, classes: dict[str, dict[str, Classes]]) -> dict[str, Any]
         "steady_hits": step["hits"],
         "steady_misses": step["misses"],
         "steady_hit_rate": step["hits"] / named,
+        "belady_hit_rate": 1 - least / named,
     }
 
 
@@ -254,18 +269,18 @@ def with_moves(step: Prediction, run: Run, counts: Mapping[str, float]) -> Predi
     """
     known, machine = Costs(step.machine), step.machine
     devices, caches = run.bound.devices, len(run.bound.cached)
-    parts = sum(group.owners for group in run.bound.cached)
+    owners, parts = sum(g.owners for g in run.bound.cached), sum(g.parts for g in run.bound.cached)
     row_bytes = float(np.mean(list(run.records.values())))
-    moved = {"rows": max(1.0, counts["misses"] / parts), "row_bytes": row_bytes}
-    lookup = known.host("host_lookup", ids=max(1.0, (counts["hits"] + counts["misses"]) / parts))
+    moved = {"rows": max(1.0, counts["misses"] / owners), "row_bytes": row_bytes}
+    lookup = known.host("host_lookup", ids=max(1.0, (counts["hits"] + counts["misses"]) / owners))
     swap, programs = known.host("host_swap", **moved), known.host("device_swap", **moved)
     if counts["misses"] < 1:
         swap = programs = Cost(0.0)
-    work_us = parts * (lookup.us + swap.us)
+    work_us = owners * lookup.us + parts * swap.us
     crowded = max(1.0, devices / machine.cores) if machine.shared else 1.0
     more = {DEVICES: caches * programs.us * crowded, INTERPRETER: max(0.0, work_us - caches * programs.us)}
     if machine.shared:
-        more[CORES] = parts * (lookup.us * lookup.cores + swap.us * swap.cores) / machine.cores
+        more[CORES] = (owners * lookup.us * lookup.cores + parts * swap.us * swap.cores) / machine.cores
     bounds = {name: us + more.get(name, 0.0) for name, us in step.bounds.items()}
     return dataclasses.replace(step, bounds=bounds)
 
@@ -276,7 +291,7 @@ def costs(run: Run, step: dict[str, float], known: dict[str, Quantity], step_ms:
     A disk that reads and writes takes as long as for one after the other. A piece of more than 4 KiB takes as long to
     read as so many of them, and to write as long as what lies in order.
     """
-    sizes = run.records
+    sizes = run.row_bytes
     named = {g.name: g.owners * g.rows for g in run.bound.cached}
     record = float(np.average([sizes[n] for n in named], weights=list(named.values())))
     devices = run.bound.devices

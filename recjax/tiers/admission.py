@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
-from recjax.tiers.directory import Directory, Moves
+from recjax.tiers.directory import Moves
 
 OfOwners = dict[str, list[Any]]  # group name -> something of each owner
 
@@ -32,16 +33,18 @@ class Course:
     """One pass of a stream through a stage that began with an empty cache.
 
     Attributes:
-      directories: of the stage, by group and owner.
-      leaving: group name -> of each owner what has left, or is to leave, and is not written.
+      leaving: group name -> of each part that is here what has left, or is to leave, and is not written.
       waiting: reads to begin once the caches that the course before it filled are empty; None: they are.
+      hits, misses: rows that its batches so far named and that were, or were not, in the caches of all processes.
     """
 
-    def __init__(self, directories: dict[str, list[Directory]]) -> None:
-        """Not begun."""
-        self.directories = directories
-        self.leaving: dict[str, list[list[Leaving]]] = {name: [[] for _ in of] for name, of in directories.items()}
+    def __init__(self, parts: Mapping[str, Sequence[int]]) -> None:
+        """Not begun; `parts` are those of each group that are here."""
+        self.leaving: dict[str, dict[int, list[Leaving]]] = {
+            name: {part: [] for part in of_group} for name, of_group in parts.items()
+        }
         self.waiting: list[Any] | None = []
+        self.hits = self.misses = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,14 +53,16 @@ class Admission:
 
     Attributes:
       course: of the stage that made it.
-      moves: group name -> of each owner.
+      moves: group name -> of each part of its buffer; of parts that are elsewhere none.
       named: group name -> of each owner the homes that the batch names, int32, ascending.
-      left: group name -> of each owner that is here a future of the records of the rows that leave.
-      records: the records of the rows that come, for each group and owner; of owners that are elsewhere none.
+      left: group name -> of each part that is here a future of the records of the rows that leave.
+      records: the records of the rows that come, for each group and part; of parts that are elsewhere none.
+      longest: group name -> the most rows that come to any part of it, here or elsewhere, and the most that leave one.
     """
 
     course: Course
     moves: dict[str, list[Moves]]
     named: OfOwners
     left: dict[str, dict[int, Future[np.ndarray]]]
-    records: Future[OfOwners]
+    records: Future[dict[str, list[np.ndarray]]]
+    longest: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)

@@ -6,7 +6,6 @@ import dataclasses
 
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.pooled.layout import sources_of
-from recjax.embedding.sharding.rows import RowSharding
 from recjax.errors import ConfigError
 from recjax.utils.units import size_text
 
@@ -15,7 +14,7 @@ def with_caches(bound: BoundPlan, budget_bytes: int, item_bytes: int) -> BoundPl
     """The plan with caches in place of the buffers whose rows are spread over the devices.
 
     Each gets a share of the budget that is proportional to the bytes that a batch names of its rows, but no more
-    than all of its rows: one that gets as much is no cache.
+    than all of its rows: one that gets as much is no cache, unless it holds columns of tables of which others are.
 
     Args:
       bound: a plan; it is returned if all rows fit.
@@ -31,8 +30,12 @@ def with_caches(bound: BoundPlan, budget_bytes: int, item_bytes: int) -> BoundPl
         return bound
     _check_plan(bound)
     caches = {}
+    # A table is all in caches, or not at all: a group whose rows all fit may hold other columns of one that is.
+    tables = {table for name, group in spread.items() if sizes[name] < group.rows for table in group.table_names}
+    while more := {t for g in spread.values() if tables.intersection(g.table_names) for t in g.table_names} - tables:
+        tables |= more
     for name, group in spread.items():
-        if sizes[name] >= group.rows:
+        if not tables.intersection(group.table_names):
             continue
         _check_group(group)
         if not sizes[name]:
@@ -85,11 +88,6 @@ def _check_group(group: Group) -> None:
             f"tables {tables} do not all fit into tier.device_bytes, but their optimizer has every_row=true, which "
             "updates all rows in each step. Set every_row=false, which updates the rows that the batch names; or raise "
             "tier.device_bytes."
-        )
-    if not isinstance(group.sharding, RowSharding) or any(not s.whole_rows for s in group.segments):
-        raise ConfigError(
-            f"tables {tables} do not all fit into tier.device_bytes, but they are split by columns, which rows on the "
-            "host are not. Place them row_wise or table_wise (plan, or embedding.tables.NAME.placement)."
         )
     if any(segment.band.chosen is not None and not segment.band.vacant for segment in group.segments):
         raise ConfigError(

@@ -26,13 +26,15 @@ ROWS_AT_ONCE = 1 << 15  # of which the host holds whole records where it wants a
 
 
 class HostRows:
-    """The rows of each group with a cache by their homes, of those owners whose devices are this process's.
+    """The rows of each group with a cache by their homes, of the parts of its buffer that this process's devices hold.
+
+    A part is what one device holds: the rows of an owner, all of their columns or some (`Group.place`).
 
     Attributes:
       mesh: the devices.
       groups: group name -> the group.
       records: group name -> the layout of its records.
-      owners: group name -> the owners whose rows are here, ascending.
+      local_parts: group name -> the parts whose rows are here, ascending.
       given: group name -> those of them whose rows this process gives to checkpoints: others may hold the same.
       changes: which rows have changed since a checkpoint; None: nobody wants to know.
     """
@@ -69,16 +71,16 @@ class HostRows:
         self._initial = {
             name: InitialRecords(group, seed, dtype, self.records[name], here[0]) for name, group in self.groups.items()
         }
-        self.owners: dict[str, tuple[int, ...]] = {}
+        self.local_parts: dict[str, tuple[int, ...]] = {}
         self.given: dict[str, tuple[int, ...]] = {}
         for name, group in self.groups.items():
-            self.owners[name] = parts_here(mesh, group.partition_axes, group.parts)
+            self.local_parts[name] = parts_here(mesh, group.partition_axes, group.parts)
             holders = first_holders(mesh, group.partition_axes, group.parts)
-            self.given[name] = tuple(owner for owner, process in enumerate(holders) if process == me)
+            self.given[name] = tuple(part for part, process in enumerate(holders) if process == me)
         self._budget = Budget(dram_bytes or None, "tier.dram_bytes")
         self._disk = folder_of(disk) if disk else None
         self._stores = {
-            name: {owner: RowStore(group.home_rows, self._places(name)) for owner in self.owners[name]}
+            name: {part: RowStore(group.home_rows, self._places(name)) for part in self.local_parts[name]}
             for name, group in self.groups.items()
         }
         self.changes = Changes(self.groups) if track else None
@@ -92,25 +94,27 @@ class HostRows:
             return InMemory(size, self._budget)
         sizes = {n: record.bytes for n, record in self.records.items()}
         group = self.groups[name]
-        limit = (self._budget.limit or 0) * group.owners // len(self.owners[name])  # as if all processes had as much
+        limit = (
+            (self._budget.limit or 0) * group.parts // len(self.local_parts[name])
+        )  # as if all processes had as much
         share = dram_share(group, list(self.groups.values()), sizes, limit)
         return OnDisk(self._disk, name, size, share)
 
     def parts(
-        self, name: str, owner: int, homes_K: np.ndarray, aside: bool = False
+        self, name: str, part: int, homes_K: np.ndarray, aside: bool = False
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Reads records of some homes, a part of them at a time.
 
         Args:
           name: of the group.
-          owner: of its rows.
+          part: of its buffer.
           homes_K: int32 [K].
           aside: for an evaluation or a checkpoint, which is counted apart.
 
         Yields:
           Which of the homes, and their records as they were written, or initial ones: uint8 [k, record].
         """
-        store = self._stores[name][owner]
+        store = self._stores[name][part]
         written_K = store.is_written(homes_K)
         stored = np.flatnonzero(written_K)
         stored = stored[store.order(homes_K[stored])]
@@ -120,26 +124,27 @@ class HostRows:
         others = np.flatnonzero(~written_K)
         for first in range(0, len(others), ROWS_AT_ONCE):
             at = others[first : first + ROWS_AT_ONCE]
-            yield at, self._initial[name].make(owner, homes_K[at])
+            yield at, self._initial[name].make(part, homes_K[at])
 
-    def values(self, name: str, owner: int, homes_K: np.ndarray, field: str) -> np.ndarray:
+    def values(self, name: str, part: int, homes_K: np.ndarray, field: str) -> np.ndarray:
         """One of the arrays of some homes' records, [K, ...] as `Record.split` gives it, without all of the records."""
         layout = self.records[name]
         dtype, tail = next((dtype, tail) for found, _, dtype, tail in layout.fields if found == field)
         values = np.empty((len(homes_K), *tail), dtype)
-        for at, records in self.parts(name, owner, homes_K, aside=True):
+        for at, records in self.parts(name, part, homes_K, aside=True):
             values[at] = layout.split(records, field)
         return values
 
-    def written(self, name: str, owner: int, first: int, last: int) -> np.ndarray:
-        """The homes of an owner from `first` to below `last` that were ever written, in that order: int32 [K]."""
-        return self._stores[name][owner].written_between(first, last)
+    def written(self, name: str, part: int, first: int, last: int) -> np.ndarray:
+        """The homes of a part from `first` to below `last` that were ever written, in that order: int32 [K]."""
+        return self._stores[name][part].written_between(first, last)
 
-    def changed(self, name: str, owner: int, first: int, last: int) -> np.ndarray:
+    def changed(self, name: str, part: int, first: int, last: int) -> np.ndarray:
         """The homes of `written` that had changed when the last checkpoint began, in the same order: int32 [K]."""
         assert self.changes is not None
+        owner = self.groups[name].owner_of(part)
         homes_K = self.changes.homes(name, owner, first, last)
-        found: np.ndarray = homes_K[self._stores[name][owner].order(homes_K)]
+        found: np.ndarray = homes_K[self._stores[name][part].order(homes_K)]
         return found
 
     def mark(self, named: Mapping[str, Sequence[np.ndarray]]) -> None:
@@ -149,20 +154,21 @@ class HostRows:
                 for owner, homes_U in enumerate(of_owners):
                     self.changes.mark(name, owner, homes_U)
 
-    def initial(self, name: str, owner: int, homes_K: np.ndarray) -> np.ndarray:
-        """Records of some homes of one owner as they are before any is written, uint8 [K, record]."""
-        return self._initial[name].make(owner, homes_K)
+    def initial(self, name: str, part: int, homes_K: np.ndarray) -> np.ndarray:
+        """Records of some homes of one part as they are before any is written, uint8 [K, record]."""
+        return self._initial[name].make(part, homes_K)
 
-    def put(self, name: str, owner: int, homes_K: np.ndarray, records: np.ndarray) -> None:
+    def put(self, name: str, part: int, homes_K: np.ndarray, records: np.ndarray) -> None:
         """Writes records of some homes, all different."""
-        self._stores[name][owner].write(homes_K, records)
+        self._stores[name][part].write(homes_K, records)
 
-    def write(self, name: str, owner: int, homes_K: np.ndarray, records: np.ndarray) -> None:
-        """Writes records of some homes, all different, unless all of them are at their initial values."""
-        changed = (self._initial[name].make(owner, homes_K) != records).any(axis=1)
-        changed |= self._stores[name][owner].is_written(homes_K)
-        if changed.any():
-            self._stores[name][owner].write(homes_K[changed], records[changed])
+    def differ(self, name: str, part: int, homes_K: np.ndarray, records: np.ndarray, columns: int) -> np.ndarray:
+        """Returns whether each home's record is another than the initial one in its first columns, bool [K]."""
+        initial, differ_K = self._initial[name].make(part, homes_K), np.zeros(len(homes_K), bool)
+        for _, first, dtype, tail in self.records[name].fields:
+            cells = slice(first, first + (columns if tail else 1) * dtype.itemsize)
+            differ_K |= (initial[:, cells] != records[:, cells]).any(axis=1)
+        return differ_K
 
     def clear(self) -> None:
         """Forgets all rows: they are at their initial values."""
@@ -174,7 +180,7 @@ class HostRows:
                 store.clear(self._places(name))
 
     def figures(self) -> dict[str, int]:
-        """Returns counts since the last `clear`, over all groups and the owners that are here.
+        """Returns counts since the last `clear`, over all groups and the parts that are here.
 
         Keys: "written_rows", of which the host has a record; "disk_rows", of which the disk has one; "records_read" and
         "records_written", by the disk; "records_read_aside", of these for evaluations and checkpoints; "disk_bytes", of
@@ -206,19 +212,17 @@ class HostRows:
         lines = []
         for name, group in self.groups.items():
             homes, size = group.home_rows, self.records[name].bytes
-            who = "the host" if len(self.owners[name]) == group.owners else "each process"
+            who = "the host" if len(self.local_parts[name]) == group.parts else "this process"
             lines.append(
                 f"{name}: a device has room for {group.rows:,} of its {homes:,} rows ({size} bytes each, with the "
-                f"optimizer's state); {who} finds all by {size_text(self._directory_bytes(group))}"
+                f"optimizer's state); {who} finds its own by {size_text(self._directory_bytes(group))}"
             )
         return lines
 
     def _directory_bytes(self, group: Group) -> int:
-        """Bytes that find the rows: slots of all owners' rows on their devices, and places of those that are here."""
-        hot = (s.spec.rows for s in group.segments if s.band.vacant and s.spec.rows <= LISTED_ROWS)
-        slots, places = group.owners, len(self.owners[group.name])
+        """Bytes that find the rows of the parts that are here: slots on their devices, and places on the host."""
         marks = 0 if self.changes is None else group.owners * group.home_rows // 4
-        return 4 * sum(hot) + slots * (4 * group.home_rows + 28 * group.rows) + places * 4 * group.home_rows + marks
+        return find_bytes(group, self.local_parts[group.name]) + marks
 
     def close(self) -> None:
         """Gives memory and files back."""
@@ -227,8 +231,18 @@ class HostRows:
                 store.close()
 
 
+def find_bytes(group: Group, parts: Sequence[int]) -> int:
+    """Bytes by which a process finds the rows of some parts of a group: slots on the devices, and places on the host.
+
+    The slots of an owner's rows are found once, whatever the number of parts that hold columns of them.
+    """
+    hot = (s.spec.rows for s in group.segments if s.band.vacant and s.spec.rows <= LISTED_ROWS)
+    owners = len({group.owner_of(part) for part in parts})
+    return 4 * sum(hot) + owners * (4 * group.home_rows + 28 * group.rows) + len(parts) * 4 * group.home_rows
+
+
 def dram_share(group: Group, groups: Sequence[Group], record_bytes: Mapping[str, int], limit: int) -> int:
-    """Bytes of the host's memory for the records of each owner of a group, before a disk.
+    """Bytes of the host's memory for the records of each part of a group, before a disk.
 
     Args:
       group: one of `groups`.
@@ -236,8 +250,8 @@ def dram_share(group: Group, groups: Sequence[Group], record_bytes: Mapping[str,
       record_bytes: group name -> of its records.
       limit: bytes for all of them.
     """
-    needs = {g.name: g.owners * g.home_rows * record_bytes[g.name] for g in groups}
-    return limit * needs[group.name] // sum(needs.values()) // group.owners
+    needs = {g.name: g.parts * g.home_rows * record_bytes[g.name] for g in groups}
+    return limit * needs[group.name] // sum(needs.values()) // group.parts
 
 
 def folder_of(path: str) -> Path:

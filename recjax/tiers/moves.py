@@ -48,12 +48,12 @@ class Record:
         return cls(tuple(fields), -(-first // _ALIGNED) * _ALIGNED)
 
     def join(self, arrays: Arrays) -> np.ndarray:
-        """Records uint8 [K, bytes] of arrays [K, ...]."""
+        """Records uint8 [K, bytes] of arrays [K, ...], which may lack the last columns: those are zeros."""
         count = len(arrays[ROWS])
         records = np.zeros((count, self.bytes), np.uint8)
-        for name, first, dtype, shape in self.fields:
-            size = math.prod(shape) * dtype.itemsize
-            records[:, first : first + size] = np.ascontiguousarray(arrays[name]).reshape(count, -1).view(np.uint8)
+        for name, first, _, _ in self.fields:
+            cells = np.ascontiguousarray(arrays[name]).reshape(count, -1).view(np.uint8)
+            records[:, first : first + cells.shape[1]] = cells
         return records
 
     def split(self, records: np.ndarray, name: str) -> np.ndarray:
@@ -74,13 +74,13 @@ class InitialRecords:
         self._slots = {name: (slot.initial, slot.shape) for name, slot in group.slots().items()}
         self._kind = np.dtype(dtype)
 
-    def make(self, owner: int, homes_K: np.ndarray) -> np.ndarray:
-        """The records of some homes of an owner, uint8 [K, bytes]."""
+    def make(self, part: int, homes_K: np.ndarray) -> np.ndarray:
+        """The records of some homes of a part of the buffer, uint8 [K, bytes]."""
         records = np.empty((len(homes_K), self._record.bytes), np.uint8)
         for start, size in call_sizes(len(homes_K)):
             padded, own = np.zeros(size, np.int32), homes_K[start : start + size]
             padded[: len(own)] = own
-            drawn = self._draw(size)(jax.device_put(padded, self._device), np.int32(owner))
+            drawn = self._draw(size)(jax.device_put(padded, self._device), np.int32(part))
             arrays = {ROWS: np.asarray(drawn)[: len(own)]}
             for name, (value, shape) in self._slots.items():
                 arrays[name] = np.full((len(own), *shape), value, self._kind)
@@ -106,7 +106,7 @@ def _drawing(form: Form, size: int) -> Callable[..., jax.Array]:
 class Mover:
     """The programs that take rows out of a group's cache, and that put others there. One thread calls them.
 
-    Of several processes all call them with the same slots; none waits for another in them.
+    Of several processes all call them equally often, with slots of their own parts; none waits for another in them.
     """
 
     def __init__(self, group: Group, mesh: Mesh, record: Record) -> None:
@@ -158,17 +158,19 @@ class Mover:
         slots: Sequence[np.ndarray],
         come: Sequence[np.ndarray],
         records: Sequence[np.ndarray],
+        longest: int,
     ) -> tuple[Arrays, Any]:
         """Writes rows to slots of a cache.
 
         Args:
           buffers: of the group; used up.
           homes: int32 [parts * R], beside them; used up.
-          slots: of each part.
-          come: of each part the homes of the new rows.
+          slots: of each part; those of other processes' parts may be left empty.
+          come: of each part the homes of the new rows; likewise.
           records: of each part of this process those of the new rows, uint8 [K, record]; of others [0, record].
+          longest: rows of the longest list of all parts.
         """
-        for start, size in call_sizes(max(map(len, slots))):
+        for start, size in call_sizes(longest):
             at = self._placed(self._slots(slots, start, size))
             some = [own[start : start + size] for own in records]
             new = {

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from recjax.tiers.shares import POSITIONS
-from recjax.tiers.written import INITIAL, TABLE, Written
+from recjax.tiers.written import INITIAL, POSITIONS, TABLE, Written
 from recjax.utils.lazy_arrays import LazyArray, as_lazy, chosen_rows, joined
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from recjax.embedding.layout import BoundPlan, Group
@@ -15,16 +17,38 @@ from recjax.embedding.routing.ordered import OrderedStage
 from recjax.embedding.routing.routed import RoutedBatch
 from recjax.embedding.routing.sorting import distinct
 from recjax.errors import TrainingError
+from recjax.parallel import distributed
 from recjax.tiers.admission import Admission, Course, OfOwners
-from recjax.tiers.directory import CacheTooSmallError, Directory, Moves
+from recjax.tiers.directory import NO_MOVES, CacheTooSmallError, Directory, Moves
+from recjax.tiers.slot_exchange import Owner, OwnerSlots, SlotExchange
 from recjax.tiers.tier import Tier
+
+SlotsOf = Sequence[Callable[[np.ndarray], np.ndarray]]  # of each owner, from homes that a batch names to their slots
+
+
+@dataclasses.dataclass(frozen=True)
+class _Decided:
+    """Decisions on a batch before its turn.
+
+    Attributes:
+      admission: without `longest`.
+      owners: for each owner whose directory is here.
+      lists: of several processes, what all tell each other; else None.
+    """
+
+    admission: Admission
+    owners: dict[Owner, OwnerSlots]
+    lists: jax.Array | None
 
 
 class CacheStage(OrderedStage):
     """Admits the batches of a training. Nothing of it is in a checkpoint: a cache that is empty changes no number.
 
+    Of several processes each decides for the rows of its own devices, a batch further ahead, and hears from the others
+    where theirs are.
+
     Attributes:
-      look_ahead: L; also 1 to know which rows of the next batch must stay.
+      look_ahead: L, or one more of several processes; also 1 to know which rows of the next batch must stay.
       depth: 1, so that rows are read while the step before is under way.
     """
 
@@ -32,7 +56,9 @@ class CacheStage(OrderedStage):
 
     def __init__(self, bound: BoundPlan, tier: Tier, look_ahead: int) -> None:
         """An empty cache."""
-        self.look_ahead = max(1, look_ahead)
+        self._exchange = SlotExchange(bound, tier.rows.mesh) if distributed.processes() > 1 else None
+        self._sight, self._ahead = max(1, look_ahead), int(self._exchange is not None)
+        self.look_ahead = self._sight + self._ahead
         self._bound, self._groups, self._tier = bound, bound.cached, tier
         self._course: Course | None = None
         self._advanced = False
@@ -44,31 +70,79 @@ class CacheStage(OrderedStage):
         if self._course is not None and not self._advanced:
             return
         self._course = None  # before others are made: the directories of large tables are large
-        self._directories = {}
+        self._directories: dict[str, dict[int, Directory]] = {}
+        self._decided: collections.deque[_Decided] = collections.deque()
+        self._too_small: dict[Owner, int] = {}
         self._advanced = False
-        self._directories = {
-            group.name: [Directory(group.home_rows, group.rows) for _ in range(group.owners)] for group in self._groups
-        }
-        self._course = self._tier.course(self._directories)
+        for group in self._groups:
+            here = sorted({group.owner_of(part) for part in self._tier.rows.local_parts[group.name]})
+            self._directories[group.name] = {owner: Directory(group.home_rows, group.rows) for owner in here}
+        self._course = self._tier.course()
 
     def advance(self, routed: RoutedBatch, upcoming: Sequence[RoutedBatch]) -> RoutedBatch:
         """See `OrderedStage.advance`."""
-        moves: dict[str, list[Moves]] = {}
-        named: OfOwners = {}
         self._advanced = True
+        batches = (routed, *upcoming)
+        while len(self._decided) <= self._ahead and len(self._decided) < len(batches):
+            first = len(self._decided)
+            self._decided.append(self._decide(batches[first : first + 1 + self._sight]))
+        decided = self._decided.popleft()
+        named, owners = decided.admission.named, decided.owners
+        if self._exchange is not None and decided.lists is not None:
+            owners = self._exchange.finish(decided.lists, named)
+        assert self._course is not None
+        longest = {}
+        for group in self._groups:
+            of_group = [owners[group.name, owner] for owner in range(group.owners)]
+            if needed := max(own.needed for own in of_group):
+                raise too_small(group, needed).in_all()
+            longest[group.name] = max(own.come for own in of_group), max(own.leave for own in of_group)
+            come = sum(own.come for own in of_group)
+            self._course.misses += come
+            self._course.hits += sum(len(own.slots_U) for own in of_group) - come
+            if self._exchange is None:
+                slots_of: SlotsOf = [directory.slot_of.take for directory in self._directories[group.name].values()]
+            else:
+                pairs = zip(named[group.name], of_group, strict=True)
+                slots_of = [_found_in(homes_U, own.slots_U) for homes_U, own in pairs]
+            routed = with_slots(self._bound, group, routed, slots_of)
+        return dataclasses.replace(routed, admission=dataclasses.replace(decided.admission, longest=longest))
+
+    def _decide(self, batches: Sequence[RoutedBatch]) -> _Decided:
+        """Decides which rows move for the first of some batches, and begins to read them."""
+        moves: dict[str, dict[int, Moves]] = {}
+        named: OfOwners = {}
+        owners: dict[Owner, OwnerSlots] = {}
         for group in self._groups:
             directories = self._directories[group.name]
-            for batch in (routed, *upcoming)[directories[0].seen :]:
-                for directory, homes_U in zip(directories, homes_by_owner(self._bound, group, batch), strict=True):
-                    directory.see(homes_U)
-            named[group.name] = [directory.oldest for directory in directories]
+            seen = next((directory.seen for directory in directories.values()), 0)
+            for batch in batches[seen:]:
+                homes = homes_by_owner(self._bound, group, batch)
+                for owner, directory in directories.items():
+                    directory.see(homes[owner])
+            if self._exchange is None:
+                named[group.name] = [directory.oldest for directory in directories.values()]
+            else:  # of all owners
+                named[group.name] = homes_by_owner(self._bound, group, batches[0])
+            moves[group.name] = {}
+            for owner, directory in directories.items():
+                moved = moves[group.name][owner] = self._admit((group.name, owner), directory)
+                needed = self._too_small.get((group.name, owner), 0)
+                slots_U: np.ndarray = named[group.name][owner]  # of one process their number is all that is asked for
+                if self._exchange is not None:
+                    slots_U = directory.slot_of.take(slots_U)
+                owners[group.name, owner] = OwnerSlots(slots_U, len(moved.come_K), moved.leaving, needed)
+        lists = None if self._exchange is None else self._exchange.begin(named, owners)
+        return _Decided(self._prepared(moves, named), owners, lists)
+
+    def _admit(self, owner: Owner, directory: Directory) -> Moves:
+        """Admits the oldest batch of an owner; nothing any more once its cache was too small, which all hear of."""
+        if owner not in self._too_small:
             try:
-                moves[group.name] = [directory.admit() for directory in directories]
+                return directory.admit()
             except CacheTooSmallError as short:
-                raise too_small(group, short.args[0]).in_all() from None
-            slots_of = [directory.slot_of.take for directory in directories]
-            routed = with_slots(self._bound, group, routed, slots_of)
-        return dataclasses.replace(routed, admission=self._prepared(moves, named))
+                self._too_small[owner] = short.args[0]
+        return NO_MOVES
 
     def enter(self, homes: Mapping[str, np.ndarray]) -> Admission:
         """Has rows come that no batch has named yet, for a measurement that begins with caches which are full.
@@ -76,17 +150,20 @@ class CacheStage(OrderedStage):
         Args:
           homes: group name -> int32, homes of each of its owners, ascending.
         """
-        moves: dict[str, list[Moves]] = {}
+        moves: dict[str, dict[int, Moves]] = {}
         named: OfOwners = {}
+        longest = {}
         self._advanced = True
         for name, homes_U in homes.items():
             named[name] = [homes_U for _ in self._directories[name]]
-            for directory in self._directories[name]:
+            for directory in self._directories[name].values():
                 directory.see(homes_U)
-            moves[name] = [directory.admit() for directory in self._directories[name]]
-        return self._prepared(moves, named)
+            moves[name] = {owner: directory.admit() for owner, directory in self._directories[name].items()}
+            moved = moves[name].values()
+            longest[name] = max(len(own.come_K) for own in moved), max(own.leaving for own in moved)
+        return dataclasses.replace(self._prepared(moves, named), longest=longest)
 
-    def _prepared(self, moves: dict[str, list[Moves]], named: OfOwners) -> Admission:
+    def _prepared(self, moves: Mapping[str, Mapping[int, Moves]], named: OfOwners) -> Admission:
         assert self._course is not None
         return self._tier.prepare(self._course, moves, named)
 
@@ -145,9 +222,11 @@ def _places_among(homes_U: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     return lambda asked_K: np.searchsorted(homes_U, asked_K)
 
 
-def with_slots(
-    bound: BoundPlan, group: Group, routed: RoutedBatch, slots_of: Sequence[Callable[[np.ndarray], np.ndarray]]
-) -> RoutedBatch:
+def _found_in(homes_U: np.ndarray, slots_U: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda asked_K: slots_U[np.searchsorted(homes_U, asked_K)]
+
+
+def with_slots(bound: BoundPlan, group: Group, routed: RoutedBatch, slots_of: SlotsOf) -> RoutedBatch:
     """The batch with the slots of its rows, and each list of rows in their order.
 
     Args:

@@ -12,13 +12,13 @@ import numpy as np
 
 from recjax.embedding.bands import BoundSegment
 from recjax.embedding.buffers import GroupSlots, Tables
-from recjax.embedding.cells import overlaps
+from recjax.embedding.cells import Overlap, overlaps
 from recjax.embedding.collection import Saved, export_segment, outside
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.errors import ConfigError
 from recjax.parallel import distributed
 from recjax.tiers.host_rows import HostRows
-from recjax.tiers.moves import ROWS, Record
+from recjax.tiers.moves import ROWS
 from recjax.utils.lazy_arrays import Index, LazyArray, as_lazy, block_of
 
 # Name of a table -> each of its segments of hot rows: their arrays [K, ...] by the rows' numbers in the segment's band.
@@ -38,6 +38,12 @@ def hot_rows(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> Hot:
     }
 
 
+def cached_tables(bound: BoundPlan) -> dict[str, list[tuple[Group, BoundSegment]]]:
+    """The segments of each table with caches, but for those of hot rows: one, or one for each range of columns."""
+    names = dict.fromkeys(segment.spec.name for group in bound.cached for segment in group.segments)
+    return {name: [pair for pair in bound.segments(name) if pair[0].cached] for name in names}
+
+
 def export_cached(bound: BoundPlan, host: HostRows, hot: Hot) -> dict[str, dict[str, LazyArray]]:
     """Tables of caches as `export_tables` gives others, after `Tier.flush`: good until the next `Tier.admit`.
 
@@ -50,26 +56,27 @@ def export_cached(bound: BoundPlan, host: HostRows, hot: Hot) -> dict[str, dict[
             "whole tables. Open the newest checkpoint of the run in one process, which has room for what it holds."
         )
     return {
-        segment.spec.name: {
-            name: _export(group, segment, host, name, hot[segment.spec.name])
-            for name, *_ in host.records[group.name].fields
+        table: {
+            name: _export(segments, host, name, hot[table]) for name, *_ in host.records[segments[0][0].name].fields
         }
-        for group in bound.cached
-        for segment in group.segments
+        for table, segments in cached_tables(bound).items()
     }
 
 
-def _export(group: Group, segment: BoundSegment, host: HostRows, name: str, hot: Sequence[Any]) -> LazyArray:
-    layout: Record = host.records[group.name]
-    kind, shape = next((dtype, tail) for field, _, dtype, tail in layout.fields if field == name)
+def _export(segments: Sequence[tuple[Group, BoundSegment]], host: HostRows, name: str, hot: Sequence[Any]) -> LazyArray:
+    layout, spec = host.records[segments[0][0].name], segments[0][1].spec
+    kind, tail = next((dtype, tail) for field, _, dtype, tail in layout.fields if field == name)
     dtype = outside(kind)
-    whole = (segment.spec.rows, *shape)
+    whole = (spec.rows, spec.dim)[: 1 + len(tail)]
 
     def read(part: Index) -> np.ndarray:
         out = np.empty([axis.stop - axis.start for axis in part], dtype)
-        for found in overlaps(group, segment, part[:1]):
-            values = host.values(group.name, _owner(group, found.part), _homes(found.homes), name).view(dtype)
-            out[found.rows] = values[(slice(None), *part[1:])]
+        for group, segment in segments:
+            for piece in overlaps(group, segment, part):
+                if len(part) == 1 and (segment.first or group.place(piece.part)[1]):
+                    continue  # the first columns have all of it, and the others the same
+                values = host.values(group.name, piece.part, _homes(piece.homes), name).view(dtype)
+                out[(piece.rows, *piece.columns)] = values[(slice(None), *_in_buffer(piece))]
         for of, arrays in hot:
             first, last = of.band.span(part[0].start, part[0].stop)
             if first < last:
@@ -79,8 +86,9 @@ def _export(group: Group, segment: BoundSegment, host: HostRows, name: str, hot:
     return LazyArray(whole, dtype, read, block_of(whole, dtype))
 
 
-def _owner(group: Group, part: int) -> int:
-    return int(group.place(part)[0])
+def _in_buffer(piece: Overlap) -> tuple[slice, ...]:
+    """The columns of an overlap, counted from the first one of the buffer."""
+    return tuple(slice(at, at + axis.stop - axis.start) for at, axis in zip(piece.offset, piece.columns, strict=True))
 
 
 def _homes(homes: range | np.ndarray) -> np.ndarray:
@@ -95,17 +103,31 @@ def import_cached(bound: BoundPlan, host: HostRows, saved: Saved | Sequence[Save
     The host holds one part at a time. Rows at their initial values are not written.
     """
     source: Any = saved if isinstance(saved, dict) else saved[0]
-    for group in bound.cached:
+    for table, segments in cached_tables(bound).items():
+        arrays = {name: as_lazy(source[table][name]) for name, *_ in host.records[segments[0][0].name].fields}
+        for part in arrays[ROWS].parts():
+            _import(segments, host, arrays, part[0])
+
+
+def _import(
+    segments: Sequence[tuple[Group, BoundSegment]], host: HostRows, arrays: dict[str, LazyArray], rows: slice
+) -> None:
+    """Writes some rows of a table; a row of which any column is not at its initial value, in all of its pieces."""
+    spec = segments[0][1].spec
+    values = {name: array.read((rows, *(slice(0, n) for n in array.shape[1:]))) for name, array in arrays.items()}
+    changed_M = np.zeros(rows.stop - rows.start, bool)
+    pieces: list[tuple[Group, Overlap, np.ndarray]] = []
+    for group, segment in segments:
         layout = host.records[group.name]
-        for segment in group.segments:
-            arrays = {name: as_lazy(source[segment.spec.name][name]) for name, *_ in layout.fields}
-            for part in arrays[ROWS].parts():
-                rows = part[:1]
-                values = {}
-                for name, _, dtype, tail in layout.fields:
-                    index = (*rows, *(slice(0, n) for n in tail))
-                    values[name] = np.ascontiguousarray(arrays[name].read(index)).view(dtype)
-                here = host.owners[group.name]
-                for found in (found for found in overlaps(group, segment, rows) if _owner(group, found.part) in here):
-                    records = layout.join({name: x[found.rows] for name, x in values.items()})
-                    host.write(group.name, _owner(group, found.part), _homes(found.homes), records)
+        for piece in overlaps(group, segment, (rows, slice(0, spec.dim))):
+            arrays_K = {}
+            for name, _, dtype, tail in layout.fields:
+                columns = piece.columns[: len(tail)]
+                arrays_K[name] = np.ascontiguousarray(values[name][(piece.rows, *columns)]).view(dtype)
+            pieces.append((group, piece, layout.join(arrays_K)))
+            width = piece.columns[0].stop - piece.columns[0].start
+            changed_M[piece.rows] |= host.differ(group.name, piece.part, _homes(piece.homes), pieces[-1][2], width)
+    for group, piece, records in pieces:
+        changed_K = changed_M[piece.rows]
+        if piece.part in host.local_parts[group.name] and changed_K.any():
+            host.put(group.name, piece.part, _homes(piece.homes)[changed_K], records[changed_K])

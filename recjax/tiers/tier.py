@@ -4,8 +4,8 @@ For each batch of a training a `CacheStage` decides which rows come and which le
 the step before is under way; what leaves is copied to the host meanwhile, and written by one thread, in order. A row
 that is asked for again before it is written is taken from the copy that waits to be written.
 
-Of several processes each decides that for all devices, alike, and calls the same programs; it reads and writes the
-rows of its own devices alone.
+Of several processes each decides that for the rows of its own devices, which it reads and writes; all call the same
+programs.
 
 The truth about a cache is its `homes`, on the device: a batch that was prepared but never trained on moved nothing.
 """
@@ -15,8 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -28,7 +27,7 @@ from recjax.parallel.malloc import return_free
 from recjax.parallel.mesh import own as parts_of_this_process
 from recjax.parallel.mesh import put
 from recjax.tiers.admission import Admission, Course, Leaving, OfOwners
-from recjax.tiers.directory import Directory, Moves
+from recjax.tiers.directory import NO_MOVES, Moves
 from recjax.tiers.host_rows import ROWS_AT_ONCE, HostRows
 from recjax.tiers.moves import ROWS, Arrays, Mover
 
@@ -45,7 +44,6 @@ class Tier:
     Attributes:
       rows: those of the host.
       read_while_waiting: rows that were asked for again before they were written.
-      decided: of several processes a checksum of all that was to move so far, which all must have alike; else 0.
     """
 
     def __init__(self, rows: HostRows) -> None:
@@ -65,34 +63,45 @@ class Tier:
         self._writing: list[Future[None]] = []
         self._landing: list[Future[Future[None]]] = []
         self._waiting: list[int] = []  # bytes of each of these
-        self.read_while_waiting = self.decided = 0
+        self.read_while_waiting = 0
 
-    def course(self, directories: dict[str, list[Directory]]) -> Course:
+    def course(self) -> Course:
         """Returns a new course; it begins with the first of its batches that is admitted."""
-        return Course(directories)
+        return Course(self.rows.local_parts)
 
     # What the stage asks for, a batch or more ahead of the step.
 
-    def prepare(self, course: Course, moves: dict[str, list[Moves]], named: OfOwners) -> Admission:
-        """Begins to read the rows that come for a batch, which names those of `named`."""
-        if distributed.processes() > 1:
-            for own in (own for of_owners in moves.values() for own in of_owners):
-                self.decided = zlib.crc32(own.come_K.tobytes(), zlib.crc32(own.slots_K.tobytes(), self.decided))
+    def prepare(self, course: Course, moves: Mapping[str, Mapping[int, Moves]], named: OfOwners) -> Admission:
+        """Begins to read the rows that come for a batch.
+
+        Args:
+          course: of the stage that asks.
+          moves: group name -> of each owner of which parts are here.
+          named: group name -> of each owner the homes that the batch names, int32, ascending.
+
+        Returns:
+          An admission without `longest`, which is of all owners.
+        """
+        of_parts = {
+            name: [moves[name].get(group.owner_of(part), NO_MOVES) for part in range(group.parts)]
+            for name, group in self._groups.items()
+            if name in moves
+        }
         left: dict[str, dict[int, Future[np.ndarray]]] = {}
         jobs: list[tuple[str, int, np.ndarray, list[Leaving]]] = []
-        for name, of_owners in moves.items():
+        for name, of_group in of_parts.items():
             left[name] = {}
-            for owner in self.rows.owners[name]:
-                own = of_owners[owner]
+            for part in self.rows.local_parts[name]:
+                moved = of_group[part]
                 with self._lock:
-                    before = list(course.leaving[name][owner])
+                    before = list(course.leaving[name][part])
                     records: Future[np.ndarray] = Future()
-                    left[name][owner] = records
-                    if count := own.leaving:
-                        order_K = np.argsort(own.leave_K[:count])
-                        course.leaving[name][owner].append(Leaving(own.leave_K[:count][order_K], order_K, records))
-                jobs.append((name, owner, own.come_K, before))
-        read: Future[OfOwners] = Future()
+                    left[name][part] = records
+                    if count := moved.leaving:
+                        order_K = np.argsort(moved.leave_K[:count])
+                        course.leaving[name][part].append(Leaving(moved.leave_K[:count][order_K], order_K, records))
+                jobs.append((name, part, moved.come_K, before))
+        read: Future[dict[str, list[np.ndarray]]] = Future()
 
         def begin() -> None:
             self._readers.submit(self._read_all, jobs, read)
@@ -102,19 +111,21 @@ class Tier:
                 begin()
             else:
                 course.waiting.append(begin)
-        return Admission(course, moves, named, left, read)
+        return Admission(course, of_parts, named, left, read)
 
-    def _read_all(self, jobs: Sequence[tuple[str, int, np.ndarray, list[Leaving]]], into: Future[OfOwners]) -> None:
+    def _read_all(
+        self, jobs: Sequence[tuple[str, int, np.ndarray, list[Leaving]]], into: Future[dict[str, list[np.ndarray]]]
+    ) -> None:
         try:
             elsewhere = {name: np.empty((0, self._records[name].bytes), np.uint8) for name in self._groups}
-            found: OfOwners = {name: [elsewhere[name]] * group.owners for name, group in self._groups.items()}
-            for name, owner, homes_K, before in jobs:
-                found[name][owner] = self._read_behind(name, owner, homes_K, before)
-            into.set_result(found)
+            records = {name: [elsewhere[name]] * group.parts for name, group in self._groups.items()}
+            for name, part, homes_K, before in jobs:
+                records[name][part] = self._read_behind(name, part, homes_K, before)
+            into.set_result(records)
         except BaseException as error:
             into.set_exception(error)
 
-    def _read_behind(self, name: str, owner: int, homes_K: np.ndarray, before: Sequence[Leaving]) -> np.ndarray:
+    def _read_behind(self, name: str, part: int, homes_K: np.ndarray, before: Sequence[Leaving]) -> np.ndarray:
         """Records of homes, of which some may be among those that left before and are not written."""
         records = np.empty((len(homes_K), self._records[name].bytes), np.uint8)
         stored_K = np.ones(len(homes_K), bool)
@@ -125,7 +136,7 @@ class Tier:
                 stored_K[found] = False
         self.read_while_waiting += len(homes_K) - int(stored_K.sum())
         here = np.flatnonzero(stored_K)
-        for at, found in self.rows.parts(name, owner, homes_K[here]):
+        for at, found in self.rows.parts(name, part, homes_K[here]):
             records[here[at]] = found
         return records
 
@@ -154,17 +165,19 @@ class Tier:
         for name, moves in admission.moves.items():
             buffers = {ROWS: tables[name], **slots[name]}
             counts = [own.leaving for own in moves]
-            if any(counts):
+            come, leave = admission.longest[name]
+            if leave:
                 of_parts = [own.slots_K[:count] for own, count in zip(moves, counts, strict=True)]
-                taken = self._movers[name].take(buffers, of_parts, max(counts))
-                self._hold_back(sum(counts[owner] for owner in self.rows.owners[name]) * self._records[name].bytes)
+                taken = self._movers[name].take(buffers, of_parts, leave)
+                self._hold_back(sum(counts[part] for part in self.rows.local_parts[name]) * self._records[name].bytes)
                 left = admission.left.pop(name)  # nobody keeps rows longer than they are needed
                 self._landing.append(self._lander.submit(self._land, course, name, moves, taken, left))
                 del left
-            if any(len(own.come_K) for own in moves):
-                of_parts = [own.slots_K for own in moves]
-                come = [own.come_K for own in moves]
-                buffers, homes[name] = self._movers[name].put(buffers, homes[name], of_parts, come, records.pop(name))
+            if come:
+                of_parts, homes_of = [own.slots_K for own in moves], [own.come_K for own in moves]
+                buffers, homes[name] = self._movers[name].put(
+                    buffers, homes[name], of_parts, homes_of, records.pop(name), come
+                )
             tables[name] = buffers.pop(ROWS)
             slots[name] = buffers
         records.clear()
@@ -179,29 +192,29 @@ class Tier:
         left: dict[int, Future[np.ndarray]],
     ) -> Future[None]:
         """Receives rows that leave, and has them written; a slow disk keeps nobody from those that wait for it."""
-        counts = [moves[owner].leaving for owner in left]
+        counts = [moves[part].leaving for part in left]
         try:
             records = self._on_host(name, counts, taken)
         except BaseException as error:
             for future in left.values():
                 future.set_exception(error)
             raise
-        for future, of_owner in zip(left.values(), records, strict=True):
-            future.set_result(of_owner)
+        for future, of_part in zip(left.values(), records, strict=True):
+            future.set_result(of_part)
         return self._writer.submit(self._write_left, course, name, moves, left)
 
     def _write_left(
         self, course: Course, name: str, moves: Sequence[Moves], left: dict[int, Future[np.ndarray]]
     ) -> None:
-        for owner, records in left.items():
-            if count := moves[owner].leaving:
-                self.rows.put(name, owner, moves[owner].leave_K[:count], records.result())
+        for part, records in left.items():
+            if count := moves[part].leaving:
+                self.rows.put(name, part, moves[part].leave_K[:count], records.result())
                 with self._lock:
-                    kept = course.leaving[name][owner]
+                    kept = course.leaving[name][part]
                     kept[:] = [other for other in kept if other.records is not records]
 
     def _on_host(self, name: str, counts: Sequence[int], taken: list[tuple[int, Arrays]]) -> list[np.ndarray]:
-        """Records of the rows of a group that `Mover.take` took, so many of each owner that is here."""
+        """Records of the rows of a group that `Mover.take` took, so many of each part that is here."""
         layout = self._records[name]
         found = [np.empty((count, layout.bytes), np.uint8) for count in counts]
         for start, arrays in taken:
@@ -235,15 +248,15 @@ class Tier:
         if self._flushed:
             return
         for name, group in self._groups.items():
-            here = self.rows.owners[name]
+            here = self.rows.local_parts[name]
             homes = dict(zip(here, parts_of_this_process(state.homes[name]).reshape(-1, group.rows), strict=True))
-            slots = {owner: self._unsaved(name, owner, homes[owner]) for owner in here}
+            slots = {part: self._unsaved(name, part, homes[part]) for part in here}
             filled = max(map(len, slots.values()))
             most = max(map(int, distributed.gather("rows of a cache", str(filled))))
             buffers = {ROWS: state.tables[name], **state.slots[name]}
             for first in range(0, most, ROWS_AT_ONCE):
-                some = {owner: own[first : first + ROWS_AT_ONCE] for owner, own in slots.items()}
-                of_parts = [some.get(owner, _NONE) for owner in range(group.owners)]
+                some = {part: own[first : first + ROWS_AT_ONCE] for part, own in slots.items()}
+                of_parts = [some.get(part, _NONE) for part in range(group.parts)]
                 taken = self._movers[name].take(buffers, of_parts, min(most - first, ROWS_AT_ONCE))
                 records = self._on_host(name, [len(own) for own in some.values()], taken)
                 for writing in self._writing[:-2]:  # so that no more than that waits in memory
@@ -253,10 +266,11 @@ class Tier:
             writing.result()
         self._writing, self._flushed = [], True
 
-    def _unsaved(self, name: str, owner: int, homes_R: np.ndarray) -> np.ndarray:
-        """Slots of an owner's cache whose rows the host may have no record of as they are, int32."""
+    def _unsaved(self, name: str, part: int, homes_R: np.ndarray) -> np.ndarray:
+        """Slots of a part's cache whose rows the host may have no record of as they are, int32."""
         slots_K = np.flatnonzero(homes_R >= 0).astype(np.int32)
         changes = self.rows.changes
+        owner = self._groups[name].owner_of(part)
         return slots_K if changes is None else slots_K[changes.marked(name, owner, homes_R[slots_K])]
 
     def begin_checkpoint(self, state: Any) -> None:
@@ -268,9 +282,9 @@ class Tier:
     def _write(
         self, name: str, homes: dict[int, np.ndarray], slots: dict[int, np.ndarray], records: Sequence[np.ndarray]
     ) -> None:
-        for (owner, own), new in zip(slots.items(), records, strict=True):
+        for (part, own), new in zip(slots.items(), records, strict=True):
             if len(own):
-                self.rows.put(name, owner, homes[owner][own], new)
+                self.rows.put(name, part, homes[part][own], new)
 
     def _raise(self) -> None:
         """Raises what went wrong in the writer's thread."""
@@ -316,16 +330,16 @@ class Tier:
         """
         tables = dict(state.tables)
         for name, of_owners in homes.items():
-            rows = self._view_rows[name]
+            group, rows = self._groups[name], self._view_rows[name]
             while rows < max(map(len, of_owners)):
                 rows += rows // 4
             self._view_rows[name] = rows
             layout = self._records[name]
             _, _, dtype, tail = layout.fields[0]
-            whole = np.zeros((len(of_owners), rows, *tail), dtype)
-            for owner in self.rows.owners[name]:
-                for at, records in self.rows.parts(name, owner, of_owners[owner], aside=True):
-                    whole[owner, at] = layout.split(records, ROWS)
+            whole = np.zeros((group.parts, rows, *tail), dtype)
+            for part in self.rows.local_parts[name]:
+                for at, records in self.rows.parts(name, part, of_owners[group.owner_of(part)], aside=True):
+                    whole[part, at] = layout.split(records, ROWS)
             tables[name] = put(whole.reshape(-1, *tail), state.tables[name].sharding)
         return dataclasses.replace(state, tables=tables)
 
@@ -341,16 +355,15 @@ class Tier:
     def figures(self) -> dict[str, int]:
         """Returns those of `HostRows.figures`; "hits" and "misses", rows that were, or were not, on the devices.
 
-        The latter count the rows that batches named since the last `clear`. Counts of several processes are added up,
-        for which all of them call this; bytes of memory are those of this process alone.
+        The latter count the rows that batches named since the last `clear`, a row of which several parts hold columns
+        once. Counts of several processes are added up, for which all of them call this; bytes of memory are those of
+        this process alone.
         """
-        directories = [d for of in self._course.directories.values() for d in of] if self._course else []
-        hits, misses = sum(d.hits for d in directories), sum(d.misses for d in directories)
-        own = self.rows.figures()
+        course, own = self._course, self.rows.figures()
         of_all = [json.loads(text) for text in distributed.gather("figures of tiers", json.dumps(own))]
         memory = ("row_bytes", "directory_bytes")
         summed = {name: own[name] if name in memory else sum(of[name] for of in of_all) for name in own}
-        return {"hits": hits, "misses": misses, **summed}
+        return {"hits": course.hits if course else 0, "misses": course.misses if course else 0, **summed}
 
     def close(self) -> None:
         """Ends the threads, and gives memory and files back."""

@@ -366,8 +366,7 @@ class InputStreams:
     ) -> Iterator[InFlight]:
         """Gives this process's batches what all processes know of them."""
         stream = synchronize_batches(self._sized(routed), self.mesh, stop, save)
-        tier = self.require_host(host).tier
-        return stream if tier is None else gather_named(stream, self.bound, self.mesh, lambda: tier.decided)
+        return stream if self.require_host(host).tier is None else gather_named(stream, self.bound, self.mesh)
 
     def _sized(self, routed: Iterator[InFlight]) -> Iterator[InFlight]:
         """The same; the first one knows the sizes that it needs, also where the devices find them later."""

@@ -1,16 +1,15 @@
 """Rows that a batch names, told to all processes: each routes its own samples, and caches go by the whole batch.
 
-Every process decides for all devices which rows come to their caches and which leave (`recjax.tiers.stage`), so that it
-knows the slots of the rows that its samples ask for. For that it needs no samples of others, but the distinct rows that
-these name. The lists travel over the mesh in the order of the batches, each while the batch before it is read: their
-size is agreed on with that of the other arrays (see `agreement.py`), and nobody waits for a step. With them goes a
-checksum of what was decided so far: processes that decide differently would mix rows up.
+A process decides which rows come to the caches of its own devices and which leave (`recjax.tiers.stage`). For that it
+needs no samples of others, but the distinct rows that these name. The lists travel over the mesh in the order of the
+batches, each while the batch before it is read: their size is agreed on with that of the other arrays (see
+`agreement.py`), and nobody waits for a step. Where the rows lie then comes back: `recjax.tiers.slot_exchange`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -20,7 +19,6 @@ from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing.capacity import rung
 from recjax.embedding.routing.routed import RoutedBatch
 from recjax.embedding.routing.sorting import distinct
-from recjax.errors import TrainingError
 from recjax.parallel.mesh import Share, everywhere, put_share
 from recjax.tiers.stage import homes_by_owner
 from recjax.train.routers import InFlight
@@ -38,24 +36,18 @@ def list_named(bound: BoundPlan, routed: RoutedBatch) -> RoutedBatch:
     if jax.process_count() == 1:
         return routed
     named = {group.name: homes_by_owner(bound, group, routed) for group in bound.cached}
-    entries = 1 + sum(1 + len(homes_U) for of_owners in named.values() for homes_U in of_owners)
+    entries = sum(1 + len(homes_U) for of_owners in named.values() for homes_U in of_owners)
     required = {**routed.required_capacities, _ENTRIES: -(-entries // routed.devices)}
     return dataclasses.replace(routed, named=named, required_capacities=required)
 
 
-def gather_named(
-    stream: Iterator[InFlight], bound: BoundPlan, mesh: Mesh, decided: Callable[[], int]
-) -> Iterator[InFlight]:
+def gather_named(stream: Iterator[InFlight], bound: BoundPlan, mesh: Mesh) -> Iterator[InFlight]:
     """Gives each batch the rows that all processes have listed for it; every process must iterate alike.
 
     Args:
       stream: batches after `list_named` and `synchronize_batches`.
       bound: the plan.
       mesh: its devices.
-      decided: a checksum of 32 bits of what this process has decided so far.
-
-    Raises:
-      TrainingError: processes have decided differently.
     """
     if jax.process_count() == 1:
         yield from stream
@@ -67,7 +59,7 @@ def gather_named(
         if (entries := required.pop(_ENTRIES)) > size:
             size = rung(entries)  # each is a program
         lists = np.zeros(count * size, np.int32)
-        own = _joined(bound, batch.routed, decided())
+        own = _joined(bound, batch.routed)
         lists[: len(own)] = own
         routed = dataclasses.replace(batch.routed, required_capacities=required)
         before = waiting
@@ -78,28 +70,19 @@ def gather_named(
         yield _with_all(waiting[0], waiting[1], bound, shares)
 
 
-def _joined(bound: BoundPlan, routed: RoutedBatch, decided: int) -> np.ndarray:
-    """The checksum, counts of the homes that are named, for each owner of each cache, and these: int32 [entries]."""
+def _joined(bound: BoundPlan, routed: RoutedBatch) -> np.ndarray:
+    """Counts of the homes that are named, for each owner of each cache, and these: int32 [entries]."""
     homes = [homes_U for group in bound.cached for homes_U in routed.named[group.name]]
-    counts = np.array([len(homes_U) for homes_U in homes], np.int32)
-    return np.concatenate([np.array([decided], np.uint32).view(np.int32), counts, *homes])
+    return np.concatenate([np.array([len(homes_U) for homes_U in homes], np.int32), *homes])
 
 
 def _with_all(batch: InFlight, lists: jax.Array, bound: BoundPlan, shares: list[Share]) -> InFlight:
     """The batch with the homes that all processes have listed."""
     lists_NxC = np.asarray(lists)
-    decided = [int(lists_NxC[share.first, 0]) for share in shares]
-    if astray := [process for process, other in enumerate(decided) if other != decided[0]]:
-        raise TrainingError(
-            f"process{'es' if len(astray) > 1 else ''} {', '.join(map(str, astray))} decided otherwise than process 0 "
-            "which rows go to the devices' caches (tier.device_bytes), though all got the same batches. Check their "
-            "memory, give all the same software, and start the same command again: the run goes on from its last "
-            "checkpoint."
-        ).in_all()
     owners = [(group, owner) for group in bound.cached for owner in range(group.owners)]
     pieces: list[list[np.ndarray]] = [[] for _ in owners]
     for share in shares:
-        list_K = lists_NxC[share.first : share.first + share.count].ravel()[1:]
+        list_K = lists_NxC[share.first : share.first + share.count].ravel()
         ends = len(owners) + np.cumsum(list_K[: len(owners)])
         for of_owner, homes_U in zip(pieces, np.split(list_K[: ends[-1]], [len(owners), *ends[:-1]])[1:], strict=True):
             of_owner.append(homes_U)

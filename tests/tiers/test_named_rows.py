@@ -72,7 +72,7 @@ def test_lists_of_all_processes_are_the_rows_of_the_batch(
         found = route_on_host(between(batch, *edges), bound, B, 1, share)
         named = {group.name: homes_by_owner(bound, group, found) for group in bound.cached}
         routed.append(dataclasses.replace(found, named=named))
-        rows.append(named_rows._joined(bound, routed[-1], 2**32 - 5))
+        rows.append(named_rows._joined(bound, routed[-1]))
     size = -(-max(map(len, rows)) // per_process) + 3
     lists = np.stack([np.pad(row, (0, per_process * size - len(row))) for row in rows]).reshape(devices, size)
     for of_process in routed:

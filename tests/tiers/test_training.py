@@ -366,8 +366,6 @@ def test_what_caches_cannot_do_is_refused() -> None:
     other = dataclasses.replace(problem, tables=(every, problem.tables[1]))
     for words, what, devices, plan, how in (
         ("every_row", other, 2, "row_wise", {}),
-        ("split by columns", problem, 2, "column_wise", {}),
-        ("split by columns", problem, 4, "grid", {"hosts": 2}),
         ("replica groups", problem, 4, "row_wise", {"replicas": 2, "independent": True}),
         ("dedup", problem, 2, "row_wise", {"dedup": False}),
         ("rows that are not hot", problem, 2, Plan({t.name: divided for t in problem.tables}), {}),

@@ -134,19 +134,24 @@ def named_in(problem: Problem, phases: range) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "devices",
-    [1, pytest.param(2, marks=[pytest.mark.full, pytest.mark.wide]), pytest.param(8, marks=pytest.mark.full)],
+    ("devices", "plan"),
+    [
+        (1, "row_wise"),
+        pytest.param(2, "row_wise", marks=[pytest.mark.full, pytest.mark.wide]),
+        pytest.param(8, "row_wise", marks=pytest.mark.full),
+        pytest.param(2, "column_wise", marks=pytest.mark.full),
+    ],
 )
 def test_they_hold_the_rows_that_changed_and_restore_the_bits_of_a_run_without(
-    devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    devices: int, plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "memory_records", lambda *_: 16)
     problem = make()
-    ends, program = ends_of(problem, devices), None
+    ends, program = ends_of(problem, devices, plan), None
     for dram_bytes in (0, 2_000):
         how: Any = {"cache_bytes": 1_000 + 4_000 // devices, "dram_bytes": dram_bytes, "increments": 2}
         scratch = str(tmp_path / "scratch") if dram_bytes else ""
-        trainer = trainer_of(problem, devices, "row_wise", disk=scratch, **how)
+        trainer = trainer_of(problem, devices, plan, disk=scratch, **how)
         assert len(trainer.bound.cached) == 2
         if program is not None:
             vars(trainer)["step_program"] = program

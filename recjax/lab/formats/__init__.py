@@ -13,7 +13,7 @@ from typing import Any
 from recjax.errors import ConfigError, DataError
 from recjax.lab.formats import chakra_et, chakra_graph, chakra_protobuf, param_basic, recjax_json
 from recjax.lab.formats.fields import parse_file
-from recjax.lab.formats.files import rank_files
+from recjax.lab.formats.files import NO_TRACE, rank_files
 from recjax.lab.formats.trace import Trace, checked
 from recjax.settings.values import either
 
@@ -62,6 +62,8 @@ def _format_of(path: Path, value: Any) -> str:
         return "chakra-json"
     if isinstance(value, dict) and chakra_graph.GRAPH in value:
         return "chakra-graph"
+    if isinstance(value, dict) and "traceEvents" in value:
+        raise DataError(f"{path}: {NO_TRACE}")
     raise DataError(
         f"{path}: no trace that recjax knows: neither its own format, nor a list of operations (PARAM), nor an object "
         'with "schema" and "nodes" or with "workload_graph" (Chakra).'

@@ -14,6 +14,11 @@ MAX_BYTES = 2**31  # of one file, unpacked
 RATIO, ALWAYS_BYTES = 100, 2**20  # times that a file may unpack to, beyond so much; real traces have 10 to 60
 GZIPPED = ".gz"  # may stand at the end of a JSON file's name
 _RANK = re.compile(r"(\d{1,9})\.(?:json|json\.gz|et)$")  # the number before the ending
+_PROFILE = ".pt.trace.json"  # at the end of the names that PyTorch's profiler gives its files
+NO_TRACE = (
+    "these are files of PyTorch's profiler, which say when kernels ran and not what was sent. Name the folder of the "
+    "execution trace of the same steps (ExecutionTraceObserver), and give this one with --kineto."
+)
 GROUPS = "comm_groups.json"  # names of process groups -> ranks, beside Chakra protobuf files
 
 
@@ -30,7 +35,9 @@ def rank_files(folder: Path, ending: str = "") -> dict[int, Path]:
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder. Name the folder that holds a trace's files, one for each rank.")
     found: dict[int, Path] = {}
+    profile = False
     for path in sorted(folder.iterdir()):
+        profile = profile or path.name.removesuffix(GZIPPED).endswith(_PROFILE)
         match = _RANK.search(path.name)
         if not match or not path.name.removesuffix(GZIPPED).endswith(ending):
             continue
@@ -43,6 +50,8 @@ def rank_files(folder: Path, ending: str = "") -> dict[int, Path]:
                 "format, in a folder of its own (or say which with --format)."
             )
         found[rank] = path
+    if not found and profile:
+        raise DataError(f"{folder}: {NO_TRACE}")
     if not found:
         raise DataError(
             f"{folder}: there is no trace in it: no file whose name ends in the number of a rank and "

@@ -1,6 +1,7 @@
 """Nodes that a training needs, by bytes and by bandwidth, with all rows in device memory or with tiers: a calculator.
 
-Every input has a name. Only tables count: what the dense part computes asks for the same nodes either way.
+Every input has a name. What the dense part computes counts where a need and a node say how much, and asks for the same
+nodes either way; so does, beside tiers, the memory by which a host finds rows.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Node:
       disk_bytes: of its disks; 0: it has none.
       disk_reads: random blocks of 4 KiB a second.
       disk_rate: bytes a second that its disks take.
+      flops: floating-point operations a second that all its devices reach; 0: computing does not count.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Node:
     disk_bytes: float = 0.0
     disk_reads: float = 0.0
     disk_rate: float = 0.0
+    flops: float = 0.0
 
     def __post_init__(self) -> None:
         if not (self.device_bytes > 0 and self.device_rate > 0 and self.link_rate > 0):
@@ -76,12 +79,18 @@ class Need:
       tables: of the model.
       steps_per_s: global batches a second.
       look_ahead: batches in sight.
+      flop: of the dense part, of a global batch with all gradients.
+      home_bytes, slot_bytes: of the hosts' memory, by which each row, and each row of a cache, is found; 0: a node's
+        `dram_bytes` do not hold them.
     """
 
     name: str
     tables: Sequence[Table]
     steps_per_s: float
     look_ahead: float = 4.0
+    flop: float = 0.0
+    home_bytes: float = 0.0
+    slot_bytes: float = 0.0
 
     @property
     def bytes(self) -> float:
@@ -97,6 +106,11 @@ class Need:
     def device_bytes_per_s(self) -> float:
         """Bytes that devices move: the row of each id is read, each distinct row with its state read and written."""
         return self.steps_per_s * sum((t.ids + 2 * t.classes.named) * t.row_bytes for t in self.tables)
+
+    def find_bytes(self, cache_bytes: float) -> float:
+        """Bytes of all hosts' memory by which rows are found, with so many bytes of caches."""
+        rows = sum(t.classes.rows for t in self.tables)
+        return self.home_bytes * rows + self.slot_bytes * rows * min(1.0, cache_bytes / self.bytes)
 
     @functools.cached_property
     def rows(self) -> Classes:
@@ -121,20 +135,26 @@ def bounds(need: Need, node: Node, nodes: int, tiers: bool) -> dict[str, float]:
     """Shares of the resources of so many nodes that are asked for: 1 is all of it.
 
     Returns:
-      "bytes" and "device bandwidth"; with tiers also "link", "disk reads" and "disk writes".
+      "bytes" and "device bandwidth", and "computing" if the node says how fast it is; with tiers also "link", and with
+      a disk "host memory", "disk reads" and "disk writes".
     """
     used = {"device bandwidth": need.device_bytes_per_s / (nodes * node.device_rate)}
+    if node.flops:
+        used["computing"] = need.steps_per_s * need.flop / (nodes * node.flops)
     if not tiers:
         return {"bytes": need.bytes / (nodes * node.device_bytes), **used}
     # Every row that has left a device has its place behind it, whether or not it is back.
-    behind = need.disk_bytes / node.disk_bytes if node.disk_bytes else need.bytes / max(node.dram_bytes, 1.0)
+    find = need.find_bytes(nodes * node.device_bytes)
+    behind = need.disk_bytes / node.disk_bytes if node.disk_bytes else (need.bytes + find) / max(node.dram_bytes, 1.0)
     held = cache(need.by_bytes, nodes * node.device_bytes, need.look_ahead)
     if held.within == math.inf:
-        behind = 0.0
+        behind = find = 0.0
     used = {"bytes": behind / nodes, **used, "link": need.steps_per_s * held.misses / (nodes * node.link_rate)}
     if not node.disk_bytes:
         return used
-    within = held.behind(nodes * node.dram_bytes) if node.dram_bytes else held.within
+    used["host memory"] = find / (nodes * max(node.dram_bytes, 1.0))
+    memory = nodes * node.dram_bytes - find
+    within = held.behind(memory) if memory > 0 else held.within
     reads = need.steps_per_s * Cache(need.rows, within, 0.0).misses
     used["disk reads"] = reads / (nodes * node.disk_reads)
     # As many rows go as come, and a disk gives each a block of 4 KiB, whatever the row takes.

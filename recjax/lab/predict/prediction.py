@@ -6,6 +6,7 @@ batch, see `recjax.train.first_batch`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ def predicted(config: RunConfig, machine: Machine, target: str = "") -> Predicti
     Raises:
       ConfigError, DataError, DeviceError: as `build_trainer`, or nothing here compiles for the target.
     """
+    if target:  # nothing runs on it, and JAX takes a plugin without its libraries where it is asked for the CPU alone
+        config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, platform="cpu"))
     return predicted_of(build_trainer(config, splits=("train",), weights=False), machine, target)
 
 

@@ -105,13 +105,19 @@ def devices(target: str, count: int) -> tuple[Any, ...]:
     if lacking := missing(target):
         raise ConfigError(f"--target {target}: {lacking}.")
     if target == "h200":
-        found = topologies.get_topology_desc("gpu", "cuda", topology=f"1x1x{count}", target_config=h200())
-        return tuple(found.devices)
-    topology, most = _TPUS[target]
+        try:
+            topology = topologies.get_topology_desc("gpu", "cuda", topology=f"1x1x{count}", target_config=h200())
+        except NotImplementedError as error:
+            raise ConfigError(
+                f"--target {target}: JAX did not load its CUDA plugin ({error}), which asks for libraries of a GPU "
+                "unless JAX_PLATFORMS=cpu is set. Set it, before anything has started JAX."
+            ) from None
+        return tuple(topology.devices)
+    name, most = _TPUS[target]
     if count > most:
         raise ConfigError(f"--target {target}: programs for up to {most} devices are compiled; set mesh.devices.")
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no machine to ask what it is
-    return tuple(topologies.get_topology_desc(topology, "tpu").devices[:count])
+    return tuple(topologies.get_topology_desc(name, "tpu").devices[:count])
 
 
 def moved(trainer: Trainer, target: str) -> Trainer:

@@ -50,7 +50,7 @@ def host_bytes(config: RunConfig, source: BlockSource) -> int:
     """Bytes of the records of all rows of tables with caches."""
     _, bound, _ = _planned(config, source)
     bound = with_caches(bound, config.tier.bytes_of("device_bytes"), item_bytes_of(config))
-    return sum(g.owners * g.home_rows * Record.of(g, dtype_of(config)).bytes for g in bound.cached)
+    return sum(g.parts * g.home_rows * Record.of(g, dtype_of(config)).bytes for g in bound.cached)
 
 
 def run_of(config: RunConfig, processes: int = 1) -> Run:
@@ -91,9 +91,10 @@ def tier_plan(
 
     Returns:
       JSON values: "cached", False if all rows fit; "tables", "caches"; "steps" of the run, "replayed" of them; "hits",
-      "misses", "hit_rate" of the run and "steady_hit_rate" of the model; "step", what one does on average over the
-      later half of the replay, or by the model; "memory_too_small", True if rows that left take more than
-      `tier.dram_bytes` and there is no disk, so that the run would stop; "costs" and "nodes".
+      "misses", "hit_rate" of the run, "steady_hit_rate" of the model, and "belady_hit_rate", its own with all batches
+      in sight; "step", what one does on average over the later half of the replay, or by the model; "memory_too_small",
+      True if rows that left take more than `tier.dram_bytes` and there is no disk, so that the run would stop; "costs";
+      "directory_bytes", by which each process finds the rows of its devices; and "nodes".
 
     Raises:
       ConfigError, TrainingError, DataError: as a training would; or the disk cannot be measured.
@@ -130,6 +131,7 @@ def tier_plan(
     if whole_step is not None:
         moving = with_moves(whole_step, run, step).step_us / whole_step.step_us
         result["costs"] |= {"moving": moving, "slowdown": max(moving, result["costs"]["slowdown"])}
+    result["directory_bytes"] = run.directory_bytes()
     result["nodes"] = _nodes(run, classes, known, step_ms, samples_per_s)
     return result
 
@@ -144,7 +146,7 @@ def _whole(run: Run) -> list[dict[str, Any]]:
         copies = group.devices // group.value_group.parts
         found += [
             {
-                "table": segment.spec.name,
+                "table": segment.title,
                 "rows": segment.band.members,
                 "row_bytes": size,
                 "copies": copies,
@@ -159,14 +161,14 @@ def _whole(run: Run) -> list[dict[str, Any]]:
 
 
 def _behind(run: Run, parts: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
-    records = run.records
+    row_bytes = run.row_bytes
     return [
         {
-            "table": segment.spec.name,
+            "table": segment.title,
             "rows": segment.band.members,
-            "row_bytes": records[group.name],
+            "row_bytes": row_bytes[group.name],
             "copies": 1,
-            **parts[segment.spec.name],
+            **parts[segment.title],
         }
         for group in run.bound.cached
         for segment in group.segments
@@ -196,11 +198,11 @@ def _nodes(
     features: dict[str, float] = {}
     for group in run.bound.cached:
         for source in sources_of(run.bound, group):
-            name = source.segments[0].spec.name
+            name = source.segments[0].title
             features[name] = features.get(name, 0.0) + config.train.batch_size * source.feature.ids
-    records = run.records
+    row_bytes = run.row_bytes
     tables = [
-        Table(own, records[group.name], features[name])
+        Table(own, row_bytes[group.name], features[name])
         for group in run.bound.cached
         for name, own in classes[group.name].items()
     ]

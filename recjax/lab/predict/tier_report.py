@@ -36,7 +36,8 @@ def to_text(result: dict[str, Any]) -> str:
     short = "\nthey take more than tier.dram_bytes, where such a run stops: raise it, or set tier.disk=DIR"
     paragraphs = [
         f"{table}\nrows {when}; those in memory or on disk are in no cache{short * result['memory_too_small']}",
-        f"hits {result['hit_rate']:.2%} over {origin}; {result['steady_hit_rate']:.2%} in the long run, by the model",
+        f"hits {result['hit_rate']:.2%} over {origin}; {result['steady_hit_rate']:.2%} in the long run, by the "
+        f"model, and {result['belady_hit_rate']:.2%} if all batches were in sight (Belady's rule)",
         "\n".join(
             aligned(
                 [
@@ -51,6 +52,7 @@ def to_text(result: dict[str, Any]) -> str:
             )
         ),
         _cost_text(costs),
+        f"each process finds the rows of its devices by {size_text(result['directory_bytes'])} of memory",
         _nodes_text(nodes),
     ]
     return "\n\n".join(paragraphs)

@@ -23,6 +23,7 @@ class DlrmShape:
     parallelism: Literal["data", "model", "hybrid"] = "hybrid"  # hybrid: tables by model, MLPs by data
     batch_per_rank: int = 512  # samples
     value_bytes: int = 2  # of activations, gradients and embeddings
+    gradient_bytes: int = 0  # of the MLPs' gradients; 0: as value_bytes
     id_bytes: int = 8  # exchanged under data parallelism only
     tables: int = 64
     dim: int = 64  # D
@@ -103,5 +104,5 @@ def _dense(shape: DlrmShape, ranks: int, name: str, inputs: int, outputs: int) -
         samples_bytes = float(shape.batch_per_rank * ranks * shape.value_bytes)
         forward, back = Comm("all_gather", samples_bytes * outputs), Comm("all_reduce", samples_bytes * inputs)
         return Layer(name, flops_ns, forward, flops_ns, back, flops_ns)
-    weights = Comm("all_reduce", float((inputs + 1) * outputs * shape.value_bytes))
+    weights = Comm("all_reduce", float((inputs + 1) * outputs * (shape.gradient_bytes or shape.value_bytes)))
     return Layer(name, flops_ns, None, flops_ns, None, flops_ns, weights)

@@ -153,6 +153,19 @@ def add(
         help="number of devices to measure on; 0: nothing is measured (default: all that the machine has, its cores "
         "if it has no accelerator)",
     )
+    chu.add_argument(
+        "--trace",
+        type=expanded,
+        metavar="DIR",
+        help="a trace of GPUs whose times stand beside, such as PARAM's of DLRM on 8 V100 "
+        "(et_replay/tests/inputs/dlrm_pytorch_et.tar.gz in facebookresearch/param)",
+    )
+    chu.add_argument(
+        "--kineto",
+        type=expanded,
+        metavar="DIR",
+        help="folder of the files that PyTorch's profiler wrote of that trace (dlrm_kineto.tar.gz there)",
+    )
     hot = new(
         "hot_rows",
         _hot_rows,
@@ -257,8 +270,8 @@ def add_hoti2020(actions: Any, verb: Callable[..., argparse.ArgumentParser], sho
     made.add_argument(
         "--experiments",
         metavar="NAME,...",
-        help="experiments to do, any of systems, flops, in_flight, chunk_counts, copies, lone_all_reduce, transport "
-        "(default: all)",
+        help="experiments to do, any of systems, flops, in_flight, chunk_counts, copies, lone_all_reduce, transport, "
+        "gradients (default: all)",
     )
     made.add_argument("--out", type=out_folder, required=True, metavar="DIR", help=_OUT)
 
@@ -330,7 +343,9 @@ def _communication(options: argparse.Namespace, say: Say) -> Done:
         raise ConfigError(
             f"--ranks is {options.ranks} and --devices {options.devices}; give at least 2 and at least 0."
         )
-    return study.study(options.out, options.full, options.ranks, options.devices, say)
+    if options.kineto and not options.trace:
+        raise ConfigError("--kineto has the times of an execution trace: give its folder, too (--trace DIR).")
+    return study.study(options.out, options.full, options.ranks, options.devices, say, options.trace, options.kineto)
 
 
 def _hoti2020(options: argparse.Namespace, say: Say) -> Done:

@@ -1,13 +1,19 @@
-"""Results of the finished parts of a study, a line of a file each: a stopped study goes on from there."""
+"""Results of the finished parts of a study, a line of a file each: a stopped study goes on from there.
+
+Beside it stands a page of what is finished, made again after each part, so that a study which was stopped, in whatever
+way, leaves one. The report of the whole study takes its place.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from recjax.errors import ConfigError, DataError
+from recjax.lab.studies import report
 from recjax.utils import strict_json
 from recjax.utils.files import jsonable, write_json
 
@@ -20,14 +26,17 @@ class Finished:
     Args:
       folder: of the study, made if need be.
       setup: JSON values that all results depend on.
+      name: of the study, and of its page.
 
     Raises:
       ConfigError: the folder holds parts that were made with another setup.
       DataError: a line other than the last is damaged, or what is there cannot be read.
     """
 
-    def __init__(self, folder: Path, setup: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, setup: Mapping[str, Any], name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._name, self._began = folder, name, time.monotonic()
+        self._about: dict[str, Any] = {}
         self._path = folder / RECORDS
         setup = json.loads(json.dumps(jsonable(dict(setup))))
         then = _setup_of(folder, setup)
@@ -78,6 +87,9 @@ class Finished:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
             self.results[part] = json.loads(line)["result"]
+            self._about = self._about or report.provenance(self._began)
+            page = report.unfinished(self._name, self.results, self._about)
+            report.write(page, {"finished": self.results}, self._folder)
         return self.results[part]
 
 

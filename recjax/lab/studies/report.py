@@ -26,6 +26,7 @@ from recjax.utils.text import aligned
 from recjax.utils.version import __version__
 
 _HEAD = ("figure", "quantity", "source", "recjax", "same", "why")
+_LONGEST = 200  # characters of a value of a part
 _WIDTHS = (14, 30, 22, 34, 4, 44)  # of the columns on a terminal, characters
 
 
@@ -195,6 +196,23 @@ def to_json(report: Report) -> dict[str, Any]:
     }
 
 
+def unfinished(name: str, results: Mapping[str, Any], about: Mapping[str, Any]) -> Report:
+    """The report of a study before its end: the figures of its parts so far, as they were measured or counted.
+
+    Args:
+      name: of the study.
+      results: part -> JSON values.
+      about: as `provenance` gives it.
+    """
+    sections = []
+    for part, result in results.items():
+        values = result if isinstance(result, Mapping) else {"": result}
+        lines = [(key, textwrap.shorten(str(value), _LONGEST, placeholder=" ...")) for key, value in html.flat(values)]
+        sections.append(Section(part, (), [Table("", [("", "value"), *lines], (0, 1))]))
+    source = f"Not finished: {len(results)} part(s) so far. The same command goes on from here, and writes the report."
+    return Report(name, f"Study {name}", source, about, (), (), sections)
+
+
 def percent(share: float | None, digits: int = 1) -> str:
     """A share as a cell of a table; "-" for none."""
     return "-" if share is None else f"{100 * share:.{digits}f}%"
@@ -202,6 +220,8 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 def counted(rows: Sequence[Row]) -> str:
     """Says how many values come out the same, how many do not, and how many the source does not state."""
+    if not rows:
+        return "nothing is compared with the source yet"
     stated = [row for row in rows if row.same is not None]
     same = sum(bool(row.same) for row in stated)
     questions = len(rows) - len(stated)

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 
 from recjax.errors import DataError
+from recjax.lab.formats import kineto, read_trace
 from recjax.lab.formats.kineto import Profile
 from recjax.lab.formats.trace import COMPUTE, Event, Trace, checked
 from recjax.lab.replay.profile import Span
 from recjax.lab.trace.times import Timeline
+
+
+def read_timed(folder: Path, profiles: Path | None, format: str | None = None) -> Trace:
+    """Reads the trace in a folder, with the times of PyTorch's profiler if there are any.
+
+    Args:
+      folder: as for `read_trace`.
+      profiles: folder of the profiler's files; None: there are none.
+      format: as for `read_trace`.
+
+    Raises:
+      ConfigError, DataError: as `read_trace`, `kineto.read` and `timed` have them.
+    """
+    trace = read_trace(folder, format)
+    return trace if profiles is None else timed(trace, kineto.read(profiles))
 
 
 def timed(trace: Trace, profiles: Mapping[int, Profile]) -> Trace:

@@ -1,7 +1,7 @@
 """The figures of a communication trace: sizes, shares, imbalance and time, as studies of training systems show them.
 
-What is shown follows M. Chu's study of DLRM on 128 GPUs: counts and shares by message size, sizes by phase, imbalance
-over ranks, and the share of a step's time that goes into communication, and that nothing hides.
+What is shown follows C.-H. Chu's study of DLRM on 128 GPUs: counts and shares by message size, sizes by phase,
+imbalance over ranks, and the share of a step's time that goes into communication, and that nothing hides.
 """
 
 from __future__ import annotations

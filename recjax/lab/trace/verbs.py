@@ -7,16 +7,13 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recjax.errors import ConfigError, DataError
 from recjax.lab.trace import replay_verb
 from recjax.lab.variants import variants
 from recjax.parallel import distributed
 from recjax.utils.paths import expanded, located
-
-if TYPE_CHECKING:
-    from recjax.lab.formats.trace import Trace
 
 Shown = tuple[Any, Callable[[], str]]  # a result, and how to write it as text
 FORMATS = ("recjax", "param", "chakra-json", "chakra-et")
@@ -218,6 +215,7 @@ def report(options: argparse.Namespace) -> Shown:
     """Shows the figures of some traces."""
     from recjax.lab.trace import show
     from recjax.lab.trace.draw import picture
+    from recjax.lab.trace.kineto import read_timed
     from recjax.lab.trace.statistics import figures, labels, ordered
     from recjax.lab.trace.timeline import timeline
     from recjax.utils.files import write_whole
@@ -230,7 +228,7 @@ def report(options: argparse.Namespace) -> Shown:
         raise ConfigError("--kineto is of one trace: name one folder, or convert each trace first.")
     if options.step is not None and not options.timeline:
         raise ConfigError("--step chooses the step of a timeline: give --timeline FILE.png, too.")
-    traces = [_read(folder, options.format, options.kineto) for folder in options.folders]
+    traces = [read_timed(folder, options.kineto, options.format) for folder in options.folders]
     found = ordered([figures(one) for one in traces])
     if options.timeline:
         if options.timeline.suffix != ".png" or len(traces) > 1:
@@ -244,25 +242,13 @@ def report(options: argparse.Namespace) -> Shown:
     return {"traces": found, "out": [str(p) for p in options.out]}, lambda: show.to_text(found, options.calls) + written
 
 
-def _read(folder: Path, format: str | None, kineto: Path | None) -> Trace:
-    """A trace, with the times of PyTorch's profiler if there are any."""
-    from recjax.lab.formats import read_trace
-
-    trace = read_trace(folder, format)
-    if kineto is None:
-        return trace
-    from recjax.lab.formats.kineto import read
-    from recjax.lab.trace.kineto import timed
-
-    return timed(trace, read(kineto))
-
-
 def convert(options: argparse.Namespace) -> Shown:
     """Writes a trace in other formats."""
     from recjax.lab.trace import perfetto
+    from recjax.lab.trace.kineto import read_timed
     from recjax.utils.files import write_whole
 
-    given = _read(options.folder, options.source, options.kineto)
+    given = read_timed(options.folder, options.kineto, options.source)
     formats = list(dict.fromkeys(options.format))
     folders = {format: options.out / format if len(formats) > 1 else options.out for format in formats}
     if options.folder.resolve() in [folder.resolve() for folder in folders.values()]:

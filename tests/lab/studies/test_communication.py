@@ -1,16 +1,20 @@
 """`recjax study communication`: model A and its smaller kin, variations, and what the report says of them."""
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 from support.commands import assert_refused, inside
+from support.traces import profile, pytorch
 
 from recjax.embedding.routing.routed import GroupRouting
 from recjax.lab.studies.communication import compare, draw, study
 from recjax.lab.studies.communication.shape import BASE, FULL, SMALL, Size, cases, config, cut_plan, facts
 from recjax.lab.studies.report import Report
+from recjax.lab.trace.kineto import read_timed
 from recjax.lab.trace.record import repeated
+from recjax.lab.trace.statistics import figures
 
 pytestmark = pytest.mark.light_compile
 
@@ -172,6 +176,23 @@ def test_a_tiny_study_goes_on_where_it_was(tmp_path, monkeypatch):
 
 
 BARE = Report("communication", "", "", {}, [])
+
+
+def test_a_trace_of_gpus_stands_beside(monkeypatch, tmp_path):
+    """Of the made-up times by hand: the figures of a trace with its profile, and its row in the report."""
+    et, profiles = tmp_path / "et", tmp_path / "kineto"
+    for folder, content in ((et, pytorch), (profiles, profile)):
+        folder.mkdir()
+        for rank in (0, 1):
+            (folder / f"{rank}.json").write_text(json.dumps(content(rank)))
+    traced = figures(read_timed(et, profiles))
+    row = next(row for row in compare.report(made_up_result() | {"traced": traced}, {}, {}).rows if "et)" in row.why)
+    time = traced["time"]
+    assert row.ours == f"{time['share']:.1%} ({time['exposed_share']:.1%} exposed)"
+    assert row.same == (0.3 <= time["share"] <= 0.5)
+    where = ("study", "communication", "--devices", 0, "--out", tmp_path / "out")
+    assert_refused(inside(*where, "--trace", et), 2, "it says what was sent and not when")
+    assert_refused(inside(*where, "--kineto", profiles), 2, "give its folder, too")
 
 
 def test_refusals(tmp_path):

@@ -166,15 +166,18 @@ def faked(monkeypatch):
 
 def test_a_campaign_goes_on_where_it_was_and_refuses_other_settings(tmp_path, faked):
     all_cases = cases.cases(TINY.configs, 0, 0, 0, 0, (), "", 0)
-    assert study.run(Finished(tmp_path, {"seed": 0}), all_cases, MACHINE, 2, 0.1, 0, lambda text: None, None)
+    assert study.run(Finished(tmp_path, {"seed": 0}, "trial"), all_cases, MACHINE, 2, 0.1, 0, lambda text: None, None)
     assert len(faked) == 3 * 3  # a prediction and two passes of each
     lines = (tmp_path / RECORDS).read_text().splitlines()
     (tmp_path / RECORDS).write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:20])  # killed while writing
-    kept = Finished(tmp_path, {"seed": 0})
+    kept = Finished(tmp_path, {"seed": 0}, "trial")
     assert len(kept.results) == 8
     assert study.run(kept, all_cases, MACHINE, 2, 0.1, 0, lambda text: None, None) and len(faked) == 10
     with pytest.raises(ConfigError, match="other settings"):
-        Finished(tmp_path, {"seed": 1})
+        Finished(tmp_path, {"seed": 1}, "trial")
+
+
+END_TO_END = "22.4% at the calibration's speed, of 2 cases, the worst 2.00x"
 
 
 def test_the_report_sets_errors_beside_published_ones():
@@ -210,7 +213,7 @@ def test_the_report_sets_errors_beside_published_ones():
     }
     report = findings.report(result, {}, [])
     rows = {row.figure: row for row in report.rows if row.quantity != "samples/s"}
-    assert rows["end to end"].same is False and rows["end to end"].ours == "22.4% of 2 cases, the worst 2.00x"
+    assert rows["end to end"].same is False and rows["end to end"].ours == END_TO_END
     assert (
         rows["kernels alone"].same is True
         and "GMAE 75.0%, the worst 4.00x; 100% too short" in rows["kernels alone"].ours
@@ -248,7 +251,7 @@ def test_programs_are_compared_by_turns_each_once(tmp_path, faked, monkeypatch):
 
     monkeypatch.setattr(measure, "foreseen", alike)
     monkeypatch.setattr(measure, "by_turns", by_turns)
-    kept = Finished(tmp_path, {"seed": 0})
+    kept = Finished(tmp_path, {"seed": 0}, "trial")
     assert study.run(kept, all_cases, MACHINE, 2, 0.8, 0, lambda text: None, None)
     kept.get("a change, 0", lambda: {"case": "config 0 on 2, twice the batch", "pass": 0, "step_ms": 9.0})
     known, refused = study.measured_cases(kept, all_cases)
@@ -267,7 +270,7 @@ def test_programs_are_compared_by_turns_each_once(tmp_path, faked, monkeypatch):
 def test_passes_at_other_speeds_are_no_noise(tmp_path):
     """Plans of 10 and 11 ms, each to the bit in four rounds of a pass; the second pass took 1.3 times as long."""
     plans = [cases.Case("plan", f"few on 2: {name}", "", next(cases.workloads(2))[1]) for name in ("auto", "rows")]
-    kept = Finished(tmp_path, {"seed": 0})
+    kept = Finished(tmp_path, {"seed": 0}, "trial")
     for plan, ms in zip(plans, (10.0, 11.0), strict=True):
         foreseen = {"case": plan.name, "pass": -1, "step_ms": ms, "sketch_ms": ms, "program": plan.name}
         kept.get(f"{plan.name}, -1", lambda foreseen=foreseen: foreseen)
@@ -296,8 +299,8 @@ def test_when_the_references_are_gone_no_case_is_to_blame(tmp_path, faked, monke
     monkeypatch.setattr(measure, "measured", ends)
     how = (all_cases, MACHINE, 2, 0.1, 0, lambda text: None, None)
     with pytest.raises(in_training.ReferencesEnded):
-        study.run(Finished(tmp_path, {"seed": 0}), *how)
-    kept = Finished(tmp_path, {"seed": 0})
+        study.run(Finished(tmp_path, {"seed": 0}, "trial"), *how)
+    kept = Finished(tmp_path, {"seed": 0}, "trial")
     assert "config 0 on 1, 0" in kept.results and "config 1 on 1, 0" not in kept.results
     assert study.run(kept, *how) and not study.measured_cases(kept, all_cases)[1]
 

@@ -7,6 +7,7 @@ import pytest
 from support.commands import assert_refused, inside
 
 from recjax.lab.simulate.dlrm import PRESETS, DlrmShape, dlrm
+from recjax.lab.studies.hoti2020 import study
 from recjax.lab.studies.hoti2020.observed import crossing, rows
 from recjax.lab.studies.hoti2020.study import DIRECT, TREE
 
@@ -186,3 +187,58 @@ def test_rows_say_how_much_congestion_costs():
     for one in alone:
         one["time_ns"] = 1_344_177.2
     assert "public simulator" in rows({"lone_all_reduce": alone})[1].why
+
+
+def test_reasons_follow_the_verdict():
+    """Of the same experiment with another outcome the reason is another one, and never says what did not happen."""
+    verdicts = {}
+    for slow in (2.0, 0.5):
+        copies = [
+            _of(name, time, all_reduce=a, copy_us=copy)
+            for a in (TREE, DIRECT)
+            for name, slower in (("Flat100G", slow), ("Hier", 1.5))
+            for copy, time in ((0.01, 10.0), (100.0, 10.0 * slower))
+        ]
+        systems = [_of(n, t, all_reduce=a) for a in (TREE, DIRECT) for n, t in (("a", 15.0 * slow), ("b", 10.0))]
+        alone = [
+            _sent(name, "many_to_one", 5e5, buffer, time)
+            for name, slower in (("Flat100G", slow), ("Hier", 2.0))
+            for buffer, time in ((16e6, slower), (64e6, 1.0), (1e9, 1.0))
+        ]
+        alone += [_sent(n, "all_reduce", w, 1e9, slow if w == 1e5 else 1.0) for n in ("Hier",) for w in (5e5, 1e5)]
+        ways = ((None, None, 1.0), (5e5, 1e9, 1.0), (5e5, 64e6, slow), (1e5, 1e9, slow))
+        iterations = [
+            _sent(name, "", w, b, t, int(slow)) | {"all_reduce": a}
+            for name in ("Flat100G", "Hier")
+            for a in (TREE, DIRECT)
+            for w, b, t in ways
+        ]
+        transport = {"alone": alone, "iterations": iterations}
+        for row in rows({"systems": systems, "copies": copies, "transport": transport}):
+            verdicts.setdefault((row.figure, row.quantity), []).append((row.same, row.why))
+    for quantity, ((same, why), (other_same, other_why)) in verdicts.items():
+        assert same == other_same or why != other_why, quantity
+    of_copies = verdicts["memory copies", "100 us against 0.01 us (direct)"]
+    assert [same for same, _ in of_copies] == [True, False]
+    assert "flat systems have more chunks" in of_copies[0][1] and "one more" in of_copies[1][1]
+    whys = [why for (figure, _), both in verdicts.items() if figure == "TCP window" for _, why in both]
+    assert whys.count("what a connection has to send at once is less than a window") == 3
+
+
+def test_wider_gradients_and_buffers_of_fewer_gpus(tmp_path):
+    """32 bits are twice the all-reduce; a sixteenth of the GPUs have a sixteenth of the buffer."""
+    narrow, wide = (dlrm(dataclasses.replace(SHORT, gradient_bytes=size), 16).operations for size in (0, 4))
+    sizes = [[o.bytes for o in of if o.collective == "all_reduce"] for of in (narrow, wide)]
+    assert [2 * size for size in sizes[0]] == sizes[1] and sizes[0]
+    other = [[o.bytes for o in of if o.collective == "all_to_all"] for of in (narrow, wide)]
+    assert other[0] == other[1]
+    runs = study.Runs(study.settings(16), 1, False, lambda name, make: name)
+    assert f"tcp={dataclasses.astuple(dataclasses.replace(study.TCP, buffer_bytes=1e9 / 8))}" in runs.iterations(
+        runs.systems[0], DIRECT
+    )
+    of = [
+        {"system": n, "bytes": b, "time_ns": t}
+        for n, b, t in (("a", 2, 20.0), ("b", 2, 10.0), ("a", 4, 33.0), ("b", 4, 11.0))
+    ]
+    (row,) = rows({"gradients": of})
+    assert row.same is True and row.ours == "3.00x: a 33 ns (1.65x), b 11 ns (1.10x)" and row.why.startswith("2.00x")

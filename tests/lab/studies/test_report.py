@@ -109,35 +109,50 @@ def test_finished_parts_are_not_made_again(tmp_path):
         made.append(value)
         return {"value": (value, float("nan"))}
 
-    first = Finished(tmp_path, {"seed": 1})
+    first = Finished(tmp_path, {"seed": 1}, "trial")
     assert first.get("a", lambda: make(1)) == {"value": [1, None]}
     assert first.get("b", lambda: make(2)) == {"value": [2, None]}
     path = tmp_path / RECORDS
     path.write_bytes(path.read_bytes()[:-3])  # killed while it wrote b
-    again = Finished(tmp_path, {"seed": 1})
+    again = Finished(tmp_path, {"seed": 1}, "trial")
     assert again.get("a", lambda: make(3)) == {"value": [1, None]}
     assert again.get("b", lambda: make(4)) == {"value": [4, None]}
     assert made == [1, 2, 4]
     assert len(path.read_text().splitlines()) == 2
 
     with pytest.raises(ConfigError, match="other settings .seed."):
-        Finished(tmp_path, {"seed": 2})
+        Finished(tmp_path, {"seed": 2}, "trial")
     path.write_text("{\n" + path.read_text())
     with pytest.raises(DataError, match=f"{RECORDS}:1"):
-        Finished(tmp_path, {"seed": 1})
+        Finished(tmp_path, {"seed": 1}, "trial")
+
+
+def test_a_study_that_is_stopped_leaves_a_page_of_what_is_finished(tmp_path):
+    """Also one that is killed: it is there after each part."""
+    kept = Finished(tmp_path, {}, "trial")
+    assert not (tmp_path / "trial.md").exists()
+    kept.get("the first", lambda: {"hits": 0.5, "rows": {"held": 12}, "long": "x" * 999})
+    kept.get("the second", lambda: 3.0)
+    with pytest.raises(KeyboardInterrupt):
+        kept.get("the third", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    page = (tmp_path / "trial.md").read_text()
+    assert "Not finished: 2 part(s) so far" in page and "## the first" in page and "| rows.held | 12 |" in page
+    assert "3.0" in page and "third" not in page and len(page) < 2000
+    assert (tmp_path / "trial.html").read_text().count("<h2>") >= 2
+    assert json.loads((tmp_path / "trial.json").read_text())["finished"]["the second"] == 3.0
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff", b"[" * 100_000, b'{"seed": 1, "seed": 1}'])
 def test_a_damaged_setup_is_named(tmp_path, content):
     (tmp_path / SETUP).write_bytes(content)
     with pytest.raises(DataError, match=f"{SETUP}.*restore it, or choose another --out"):
-        Finished(tmp_path, {"seed": 1})
+        Finished(tmp_path, {"seed": 1}, "trial")
 
 
 @pytest.mark.parametrize("line", [b"[" * 100_000, b'{"part": ["a"], "result": 1}', b"[1]", b'{"part": "a"}', b"\xff"])
 def test_a_damaged_part_is_named_with_its_line(tmp_path, line):
-    Finished(tmp_path, {"seed": 1}).get("a", lambda: 1)
+    Finished(tmp_path, {"seed": 1}, "trial").get("a", lambda: 1)
     with (tmp_path / RECORDS).open("ab") as file:
         file.write(line + b'\n{"part": "b", "result": 2}\n')
     with pytest.raises(DataError, match=f"{RECORDS}:2: .*Delete that line"):
-        Finished(tmp_path, {"seed": 1})
+        Finished(tmp_path, {"seed": 1}, "trial")

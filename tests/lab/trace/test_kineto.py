@@ -138,3 +138,10 @@ def test_a_damaged_profile_is_read_or_refused(tmp_path_factory, data):
         kineto.read(folder)
     except DataError:
         pass
+
+
+@pytest.mark.parametrize("name", ["worker{}_step_12.1694128201.pt.trace.json", "{}.json"])
+def test_a_folder_of_the_profiler_alone_is_told_apart(tmp_path, name):
+    for rank in (0, 1):
+        (tmp_path / name.format(rank)).write_text(json.dumps(profile(rank)))
+    assert_refused(inside("trace", "report", tmp_path), 3, "files of PyTorch's profiler, which say when kernels ran")

@@ -79,7 +79,7 @@ def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Mappin
     return Report(
         "communication",
         "Communication of a large DLRM",
-        "M. Chu et al. (Meta): communication in training DLRMs, workload model A on 128 V100",
+        "C.-H. Chu et al. (Meta): communication in training DLRMs, workload model A on 128 V100",
         about,
         rows,
         assumptions,
@@ -257,6 +257,19 @@ def _times(result: Mapping[str, Any]) -> Iterator[Row]:
         f"on V100{size}: one all-reduce at the end has nothing to hide behind; buckets go while earlier layers are "
         "computed, and the last one stays",
     )
+    if traced := result.get("traced"):
+        waiting, call = (sum(rank[k] for rank in traced["by_rank"]) for k in ("waiting_ms", "transfer_ms"))
+        ranks = len(traced["by_rank"])
+        yield Row(
+            "time",
+            "of a step in communication",
+            f"about {SHARE:.0%}",
+            f"{traced['time']['share']:.1%} ({traced['time']['exposed_share']:.1%} exposed)",
+            abs(traced["time"]["share"] / SHARE - 1) <= 0.25,
+            f"a step that PyTorch's profiler recorded on {traced['world']} GPUs ({traced['label']}): another model on "
+            f"another number of GPUs; of {(waiting + call) / ranks:.2f} ms in collectives a rank waits "
+            f"{waiting / ranks:.2f} for the one that comes last",
+        )
     if result["measured"]:
         times = {n: one["time"] for n, one in result["measured"].items() if one["time"]}
         base = times[BASE]

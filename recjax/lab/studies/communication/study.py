@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from recjax.errors import ConfigError
 from recjax.lab.formats.calls import calls, imbalance
 from recjax.lab.formats.trace import Trace
 from recjax.lab.studies.communication import compare, draw
@@ -22,6 +23,7 @@ from recjax.lab.studies.communication.shape import BASE, FULL, MEASURED, SMALL, 
 from recjax.lab.studies.finished import Finished
 from recjax.lab.studies.foresight.published import model_a
 from recjax.lab.studies.report import Report
+from recjax.lab.trace.kineto import read_timed
 from recjax.lab.trace.record import compiled, record
 from recjax.lab.trace.statistics import figures
 from recjax.parallel.mesh import MeshConfig, make_mesh
@@ -32,7 +34,13 @@ _STEPS = 5  # measured of each case
 
 
 def study(
-    out: Path, full: bool, ranks: int, devices: int | None, say: Callable[[str], None]
+    out: Path,
+    full: bool,
+    ranks: int,
+    devices: int | None,
+    say: Callable[[str], None],
+    trace: Path | None = None,
+    profiles: Path | None = None,
 ) -> tuple[dict[str, Any], Callable[[dict[str, Any]], Report]]:
     """Runs what is left of the study.
 
@@ -42,19 +50,25 @@ def study(
       ranks: to compile for.
       devices: to measure on; None: all that the machine has, cores where it has no accelerator; 0: nothing is measured.
       say: called with what is being done.
+      trace: folder of an execution trace that somebody else recorded; None: there is none.
+      profiles: folder of the profiler's files of the same steps; None: the trace itself has times.
 
     Returns:
       all figures, as JSON has them: "size", "facts", "compiled" and "measured" (case -> see `_figures`), "published"
-      (what `published.model_a` predicts); and what makes the report of `report.provenance`.
+      (what `published.model_a` predicts), "traced" (None, or what `statistics.figures` gives); and what makes the
+      report of `report.provenance`.
 
     Raises:
       ConfigError, DataError, DeviceError: as for a training, or `out` holds another study.
     """
     size = FULL if full else SMALL
+    traced = figures(read_timed(trace, profiles)) if trace else None
+    if traced and not traced["time"]:
+        raise ConfigError(f"--trace {trace}: it says what was sent and not when. Give the profiler's files (--kineto).")
     make_mesh(MeshConfig(ranks, "cpu"))  # the largest first: host devices are made once
     on = _devices() if devices is None else devices
-    kept = Finished(out, {"full": full, "ranks": ranks, "devices": on})
-    result: dict[str, Any] = {"full": full, "ranks": ranks, "devices": on, "facts": facts()}
+    kept = Finished(out, {"full": full, "ranks": ranks, "devices": on}, NAME)
+    result: dict[str, Any] = {"full": full, "ranks": ranks, "devices": on, "facts": facts(), "traced": traced}
     result["compiled"] = {
         case.name: kept.get(f"compiled {case.name}", functools.partial(_compiled, size, ranks, case, out, say))
         for case in cases(size, ranks)

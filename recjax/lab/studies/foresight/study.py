@@ -100,7 +100,7 @@ def study(
     on_cpu = jax.config.values["jax_platforms"] in (None, "", "cpu")
     mesh = make_mesh(MeshConfig(most if on_cpu else 0, "cpu" if on_cpu else "auto"))  # the largest first: see there
     device = mesh.devices.flat[0]
-    kept = Finished(out, {"seed": seed, "machine": machine, "full": not size.quick})
+    kept = Finished(out, {"seed": seed, "machine": machine, "full": not size.quick}, "foresight")
     others = Others([])
     known = _machine(out, machine, size.quick, tell)
     all_cases = [

@@ -39,6 +39,8 @@ ASSUMPTIONS = [
     "all ports of a switch, 10 ms until a lost segment is sent again. Congestion control: a sender's own window begins "
     "with one segment, doubles in a round trip until a loss halves it, and then grows by a segment in a round trip; it "
     "stays between messages.",
+    "Buffers are those of switches of 128 GPUs; of fewer or more GPUs they are smaller or larger in proportion.",
+    "Gradients of MLPs have 16 bits, as everything that the source sends, except where they are varied.",
     "A memory copy is a latency before the messages of each step, and takes no bandwidth; it is 0.01 us, their least, "
     "where it does not vary.",
     "Analytical: the same messages without waiting for each other (no contention at links and ports) and without TCP; "
@@ -47,6 +49,7 @@ ASSUMPTIONS = [
 ]
 TREE, DIRECT = "double_binary_tree", "direct"
 _PER_NODE, _MOST_IN_HIERARCHICAL, _TREE_CHUNKS = 8, 128, 16
+_GPUS = 128  # of the source, for whose switches buffers are said
 TCP = Tcp(5e5, 1000.0, 1e9, 2.0**17, start_segments=1)
 _DEFAULTS: dict[str, Any] = {"scheduling": "lifo", "in_flight": 64, "tcp": TCP, "copy_latency_ns": 10.0}
 
@@ -105,14 +108,24 @@ class Runs:
         """Chunks of a collective in a system."""
         return self.chunks if setting.flat else min(self.chunks, _MOST_IN_HIERARCHICAL)
 
-    def iterations(self, setting: Setting, all_reduce: str, flops: float = 60e12, **system: Any) -> dict[str, Any]:
+    def buffered(self, system: dict[str, Any]) -> dict[str, Any]:
+        """Options whose buffer, which is said for a switch of the source's GPUs, is that of as many as here."""
+        if not (tcp := system["tcp"]):
+            return system
+        buffer_bytes = tcp.buffer_bytes * self.systems[0].topology.size / _GPUS
+        return system | {"tcp": dataclasses.replace(tcp, buffer_bytes=buffer_bytes)}
+
+    def iterations(
+        self, setting: Setting, all_reduce: str, flops: float = 60e12, gradient_bytes: int = 0, **system: Any
+    ) -> dict[str, Any]:
         """Two iterations: "time_ns", "compute_ns", "exposed_communication_ns", "raw_communication_ns", "layers"."""
         how = _DEFAULTS | {"chunks": self.chunks_of(setting)} | system
         if all_reduce == TREE and not self.full:  # no rank stands for all: minutes each with more chunks
             how["chunks"] = min(self.chunks, _TREE_CHUNKS)
+        how = self.buffered(how)
 
         def run() -> dict[str, Any]:
-            shape = dataclasses.replace(PRESETS["hoti2020"], flops_per_s=flops)
+            shape = dataclasses.replace(PRESETS["hoti2020"], flops_per_s=flops, gradient_bytes=gradient_bytes)
             workload = dlrm(shape, setting.topology.size, 2, "hoti2020")
             found = report.of_workload(
                 simulate(workload, setting.topology, System(setting.algorithms(all_reduce), **how))
@@ -120,11 +133,13 @@ class Runs:
             keys = ("time_ns", "compute_ns", "exposed_communication_ns", "raw_communication_ns", "layers", "shortcut")
             return {key: found[key] for key in keys} | {"lost_segments": found["lost_segments"]}
 
-        return cast(dict[str, Any], self.keep(f"iterations {setting.name} {all_reduce} {flops:g} {_name(how)}", run))
+        width = f" gradients of {gradient_bytes} bytes" if gradient_bytes else ""
+        name = f"iterations {setting.name} {all_reduce} {flops:g}{width} {_name(how)}"
+        return cast(dict[str, Any], self.keep(name, run))
 
     def alone(self, setting: Setting, operation: Operation, all_reduce: str, **system: Any) -> dict[str, float]:
         """One collective: "time_ns" and "lost_segments"."""
-        how = _DEFAULTS | system
+        how = self.buffered(_DEFAULTS | system)
 
         def run() -> dict[str, float]:
             workload = from_operations("alone", [operation])
@@ -157,6 +172,16 @@ def _flops(runs: Runs) -> list[dict[str, Any]]:
         | {"time_ns": runs.iterations(setting, DIRECT, tflops * 1e12)["time_ns"]}
         for setting in runs.systems
         for tflops in (15, 30, 45, 60, 90)
+    ]
+
+
+def _gradients(runs: Runs) -> list[dict[str, Any]]:
+    """By the bytes of a gradient of the MLPs."""
+    return [
+        {"system": setting.name, "bytes": size}
+        | {"time_ns": runs.iterations(setting, DIRECT, gradient_bytes=size)["time_ns"]}
+        for setting in runs.systems
+        for size in (2, 4)
     ]
 
 
@@ -261,6 +286,7 @@ EXPERIMENTS: dict[str, Callable[[Runs], Any]] = {
     "copies": _copies,
     "lone_all_reduce": _lone_all_reduce,
     "transport": _transport,
+    "gradients": _gradients,
 }
 
 
@@ -291,7 +317,7 @@ def run(
     systems = settings(ranks)
     if unknown := [name for name in names if name not in EXPERIMENTS]:
         raise ConfigError(f"experiment {unknown[0]!r} is unknown. There are {', '.join(EXPERIMENTS)}.")
-    runs = Runs(systems, chunks, full, Finished(out, {"ranks": ranks}).get)
+    runs = Runs(systems, chunks, full, Finished(out, {"ranks": ranks}, "hoti2020").get)
     found: dict[str, Any] = {"ranks": ranks, "chunks": chunks, "iterations": 2, "assumptions": ASSUMPTIONS}
     for name in names:
         say(name)

@@ -1,9 +1,10 @@
 """The study of replica groups whose tables are their own, after the "distributed DLRM" project of UW-Madison.
 
-There, two nodes each keep embedding tables of their own and synchronise only the MLPs; the report expects the accuracy
-of one node after half the iterations, and a difference between the tables whose norm reaches a plateau. Its figures 4
-to 14 are made again here, beside what recjax does by default (the exact update, for which tables are one) and what the
-report left open: tables that are averaged from time to time, plain and compressed, and gradients that arrive late.
+There, two nodes each keep embedding tables of their own and synchronise only the MLPs; the report expects one node's
+accuracy in training after half the iterations, and a difference between the tables whose norm reaches a plateau. Its
+figures 4 to 14 are made again here, beside what recjax does by default (the exact update, for which tables are one) and
+what the report left open: tables that are averaged from time to time, plain and compressed, and gradients that arrive
+late.
 
 Every group takes as many samples an iteration, so that more groups see more samples. What is done is kept in the
 study's folder: a study that was stopped goes on from there.
@@ -95,7 +96,7 @@ def study(config: RunConfig, out: Path, options: Options) -> tuple[dict[str, Any
     source = config.data.open()
     feature = next((name for name in ITEMS if _parts(source.schema, name)), "")
     setup = {"config": settings.to_json(config), "data": source.fingerprint, "options": dataclasses.asdict(options)}
-    finished = Finished(out, setup)
+    finished = Finished(out, setup, "replicas")
     about: dict[str, Any] = {
         "data": source.name,
         "model": config.model.kind,

@@ -1,4 +1,9 @@
-"""Power of hosts that serve a model: a calculator whose every input has a name, for watts cannot be measured here."""
+"""Power of hosts that serve a model, and what kinds of storage allow: calculators whose every input has a name.
+
+Watts cannot be measured here, and there is one disk. A request that misses some rows in the cache reads a block of the
+device for each. As many reads are under way as the device takes at once, so that it gives that number over its latency
+of them a second, or as many as its bytes a second allow.
+"""
 
 from __future__ import annotations
 
@@ -78,4 +83,43 @@ PAPER = (
         Host("accelerators, Optane", 450, 1.0),
     ),
     Scenario("M3, several models a host", 63_000, Host("63% used", 0.63, 1.0), Host("90% used", 0.9, 1.01)),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """A kind of storage.
+
+    Attributes:
+      name: of it.
+      block_bytes: least that is read.
+      latency_us: of a read.
+      outstanding: reads under way at once.
+      bytes_per_s: that it reads.
+    """
+
+    name: str
+    block_bytes: int
+    latency_us: float
+    outstanding: int
+    bytes_per_s: float
+
+    @property
+    def reads_per_s(self) -> float:
+        """Blocks a second."""
+        return min(1e6 * self.outstanding / self.latency_us, self.bytes_per_s / self.block_bytes)
+
+    def requests_per_s(self, misses: float) -> float:
+        """Requests a second of so many rows each that are not in the cache; infinite without any."""
+        return self.reads_per_s / misses if misses else math.inf
+
+    def request_us(self, misses: float) -> float:
+        """Time of a request's reads alone on the device: in as many turns as it takes."""
+        return math.ceil(misses / self.outstanding) * self.latency_us
+
+
+# Latencies and blocks as the paper has them, about; 64 reads at once and bytes a second are chosen from data sheets.
+DEVICES = (
+    Device("NAND flash", 4096, 100.0, 64, 3.2e9),
+    Device("3D XPoint", 512, 10.0, 64, 6.0e9),
 )

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from recjax.errors import ConfigError
+from recjax.lab.studies.finished import Finished
 from recjax.lab.studies.sdm import measure, power
 from recjax.lab.studies.sdm.workload import Size, Workload, export_both
 from recjax.serving import loader
@@ -78,28 +79,33 @@ def study(out: Path, options: Options, say: Callable[[str], None]) -> dict[str, 
     memory = bench.scorer(loader.load(folders[1], verify=False))
     plain = loader.load(folders[0], cache_bytes=1)
     pooled = loader.load(folders[0], cache_bytes=1, pooled_bytes=1)
-    found: dict[str, Any] = {"size": dataclasses.asdict(options.size), **_compared(memory, plain, pooled, bench)}
+    parts = Finished(out, dataclasses.asdict(options), "sdm")
+    found: dict[str, Any] = {"size": dataclasses.asdict(options.size)}
+    found |= parts.get("scores", lambda: _compared(memory, plain, pooled, bench))
     found["table_bytes"] = bench.table_bytes(plain)
     say("measuring the bounds: the disk, and the processor with all rows in the cache")
     files = list(plain.stores.files.values())
-    iops = {unit: measure.records_per_s(files, unit, options.seconds) for unit in UNITS}
-    found["memory_qps"] = bench.closed(memory)
-    found["bounds"] = {"iops": iops, "cached_qps": bench.cached(plain)}
-    found["sweep"] = []
-    for share in options.shares:
-        say(f"a cache of {share:.0%} of the rows")
-        found["sweep"].append(bench.at(plain, share, UNITS[0], iops[UNITS[0]]))
+
+    def bounds() -> dict[str, Any]:
+        iops = {str(unit): measure.records_per_s(files, unit, options.seconds) for unit in UNITS}
+        return {"memory_qps": bench.closed(memory), "bounds": {"iops": iops, "cached_qps": bench.cached(plain)}}
+
+    found |= parts.get("bounds", bounds)
+    iops = found["bounds"]["iops"][str(UNITS[0])]
+
+    def at(name: str, model: Model, share: float, unit: int = UNITS[0], **more: float) -> dict[str, Any]:
+        say(name)
+        measured: dict[str, Any] = parts.get(name, lambda: bench.at(model, share, unit, **more))
+        return measured
+
+    found["sweep"] = [at(f"a cache of {share:.0%} of the rows", plain, share, iops=iops) for share in options.shares]
     middle = min(options.shares, key=lambda share: abs(share - 0.1))
     rate = next(line["open"]["qps"] for line in found["sweep"] if line["share"] == middle)
-    found["units"] = []
-    for unit in UNITS:
-        say(f"reads of {unit} bytes")
-        found["units"].append(bench.at(plain, middle, unit, qps=rate))
-    say("bags from a cache")
+    found["units"] = [at(f"reads of {unit} bytes", plain, middle, unit, qps=rate) for unit in UNITS]
     found["pooled"] = [
-        bench.at(plain, middle, UNITS[0], qps=rate),
-        bench.at(pooled, middle / 2, UNITS[0], qps=rate, pooled_share=middle / 2),
-        bench.at(pooled, middle, UNITS[0], qps=rate, pooled_share=middle),
+        at("bags: none from a cache", plain, middle, qps=rate),
+        at("bags in half of the cache", pooled, middle / 2, qps=rate, pooled_share=middle / 2),
+        at("bags beside the cache", pooled, middle, qps=rate, pooled_share=middle),
     ]
     found["power"] = [power.saved(scenario) for scenario in power.PAPER]
     return found
