@@ -150,15 +150,13 @@ CASES = {
     "columns pooled": Case(whole("column_wise", exchange=POOLED), MeshConfig(8), ("train.dense=sharded",)),
     "tables": Case(whole("table_wise"), MeshConfig(2), ("train.routing=device",)),
     "tables pooled": Case(whole("table_wise", exchange=POOLED), MeshConfig(2), ("train.bucket_mib=0.0001",), True),
-    "hosts' tables": Case(whole("table_row_wise"), TWO_HOSTS),
     "hosts' tables pooled": Case(whole("table_row_wise", exchange=POOLED), TWO_HOSTS, ("train.accumulate=2",)),
-    "grid": Case(whole("grid"), TWO_HOSTS, ("train.accumulate=2",)),
+    "grid": Case(whole("grid"), TWO_HOSTS),
     "copies": Case(whole("data_parallel"), MeshConfig(2)),
     "hot rows": Case(hot("hot"), MeshConfig(2)),
     "hot rows of hosts": Case(hot("hot_per_host", POOLED), TWO_HOSTS),
     "parts of tables": Case(parts(8), TWO_HOSTS, ("train.accumulate=2",)),
     "replica groups": Case([*whole(*PLACEMENTS), *parts(4)], MeshConfig(8, hosts=2, replicas=2)),
-    "rows of each id": Case([*whole(*PLACEMENTS), *hot("hot")], MeshConfig(2), ("embedding.dedup=false",)),
     "rows on the host": Case(whole("row_wise"), MeshConfig(2), ("tier.device_bytes=100KiB",)),
 }
 
@@ -167,7 +165,7 @@ _sizes: dict[str, dict[str, int]] = {}  # of a case's arrays, so that other cont
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=6, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_it_equals_the_oracle(name: str, tmp_path: Path, data: Any) -> None:
     """From the initial state: losses, tables with their slots, and the dense part."""
@@ -191,9 +189,9 @@ def test_sums_by_segments_as_on_a_gpu(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_training_goes_on_with_another_plan_on_another_mesh(tmp_path: Path) -> None:
-    """In the middle of the training, and from the end of an epoch into the next: of copies, hot rows, pieces, tiers."""
+    """From hot rows to rows on the host, and over the end of an epoch."""
     content = Content(2)
-    steps, names = (2, STEPS, STEPS + 2), ("parts of tables", "hot rows", "rows on the host")
+    steps, names = (2, STEPS + 2), ("hot rows", "rows on the host")
     with jax.enable_x64(True):
         arrays, losses, before = dict(new_weights(content)), list[float](), 0
         for name, last in zip(names, steps, strict=True):
