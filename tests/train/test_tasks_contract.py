@@ -106,7 +106,7 @@ class TasksRun(RunConfig):
     )
     mesh: MeshConfig = MeshConfig(1)
     plan: str = "row_wise"
-    compute_dtype: Literal["float64"] = "float64"  # type: ignore[assignment]
+    compute_dtype: Literal["float64"] = "float64"
 
 
 def make_batch(step: int) -> Batch:
