@@ -77,8 +77,8 @@ class Problem:
     source: BlockSource | None = None  # of the batches, if they are not made up
     tasks: Tasks = ()
     # For the oracle, if it is not the log loss of `model`: (parameters by path, other state by path, dense features,
-    # lookups, labels, weights, step) -> the loss of the batch, and the other state after it.
-    truth: Callable[..., tuple[Any, Any]] | None = None
+    # lookups, labels, weights, step) -> the loss of the batch, and the other state after it with the loss of each task.
+    truth: Callable[..., tuple[Any, tuple[Any, Any]]] | None = None
 
     def build(self, dtype: Any) -> nnx.Module:
         return self.model.build(self.dense, dims(self.tables, self.features), dtype=jnp.dtype(dtype), seed=self.seed)
@@ -115,13 +115,14 @@ def problem(
 class Result:
     """Losses of all steps, and tables in *row* order: name -> {"rows": [V, D], slot: [V]}; dense parameters by path.
 
-    The oracle also tells the norm of all gradients in each step, before clipping.
+    The oracle also tells the norm of all gradients in each step, before clipping, and of tasks each one's loss.
     """
 
     losses: list[float]
     tables: dict[str, dict[str, np.ndarray]]
     dense: dict[str, np.ndarray]
     norms: list[float] = dataclasses.field(default_factory=list)
+    of_tasks: list[list[float]] = dataclasses.field(default_factory=list)
 
 
 def trainer_of(
@@ -323,11 +324,11 @@ def run_oracle(problem: Problem, dtype: Any) -> Result:
                 return problem.truth(by_path, kept, x, pooled, y, w, step)
             logits = nnx.merge(graphdef, dense)(x, pooled)
             each = jnp.maximum(logits, 0) - logits * y + jnp.log1p(jnp.exp(-jnp.abs(logits)))
-            return jnp.sum(w * each) / jnp.sum(w), kept
+            return jnp.sum(w * each) / jnp.sum(w), (kept, [])
 
         return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(dense, tables)
 
-    losses, norms = [], []
+    losses, norms, of_tasks = [], [], []
     by_name = {t.name: t for t in problem.tables}
     for step, batch in enumerate(problem.batches):
         matrices: dict[str, Any] = {}
@@ -340,9 +341,10 @@ def run_oracle(problem: Problem, dtype: Any) -> Result:
                 matrices[f.name] = reference.bag_matrix(bags, batch.size, rows, f.pooling, dtype), None
             touched[f.table] |= reference.touched_rows(bags, rows)
         x, y, w = (np.asarray(a, dtype) for a in (batch.dense, batch.labels, batch.weights))
-        (loss, kept), (dense_grads, table_grads) = loss_and_grads(dense, tables, kept, matrices, x, y, w, step)
+        (loss, (kept, each)), grads = loss_and_grads(dense, tables, kept, matrices, x, y, w, step)
         losses.append(float(loss))
-        leaves, structure = jax.tree.flatten((dense_grads, table_grads))
+        of_tasks.append([float(x) for x in each])
+        leaves, structure = jax.tree.flatten(grads)
         norms.append(float(np.sqrt(sum(np.square(g).sum() for g in leaves))))
         clipped = reference.clip([np.asarray(g) for g in leaves], problem.options.clip_norm)
         dense_grads, table_grads = jax.tree.unflatten(structure, clipped)
@@ -354,7 +356,8 @@ def run_oracle(problem: Problem, dtype: Any) -> Result:
                 t.optimizer, tables[t.name], slots[t.name], table_grads[t.name], touched[t.name], step, rate
             )
     named = {t.name: {"rows": tables[t.name], **slots[t.name]} for t in problem.tables}
-    return Result(losses, named, states._named_leaves(dense) | {name: np.asarray(x) for name, x in kept.items()}, norms)
+    dense_part = states._named_leaves(dense) | {name: np.asarray(x) for name, x in kept.items()}
+    return Result(losses, named, dense_part, norms, of_tasks)
 
 
 def compare(result: Result, truth: Result, *, loss_rtol: float, atol: float | None) -> None:

@@ -1,160 +1,226 @@
-"""The contract: every optimizer under every placement and pooling, on any mesh, equals the dense oracle.
+"""The contract of every exchange: whatever the placement, what travels, and the mesh, numbers are the dense oracle's.
 
-One model holds them all, so that a case compiles once: a table for each optimizer, looked up as a sum, as a mean and
-un-pooled, by bags that are fixed or jagged, weighted or not. Rates follow a schedule, gradients are clipped in some
-steps and not in others, and some samples weigh 0, so that rows are touched by a gradient of zero.
+A case is a plan and a mesh: one program, which holds every optimizer, all poolings, and bags of all kinds. Contents are
+drawn. Whole runs by a config and a plan file are compared, so nothing here knows how rows are exchanged.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from support.contract import DATA, OPTIONS, STEPS, B, Net, V, make_batch
-from support.problems import ON_ONE_HOST, Problem, Result, compare, new_weights, run_oracle, run_sharded
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from support.exactness import (
+    OPTIMIZERS,
+    STEPS,
+    TRAIN,
+    UNNAMED,
+    Content,
+    NetRun,
+    V,
+    config_of,
+    contents,
+    dim_of,
+    lookups,
+    new_weights,
+    problem_of,
+    source_of,
+    train,
+    truth_of,
+    write_plan,
+)
+from support.problems import compare, run_oracle
 
-from recjax.config.train import DenseAdagrad
+from recjax import settings as overrides
 from recjax.embedding import segment_sums
-from recjax.embedding.optim import Adagrad, Adam, Ftrl, PartialRowWiseAdam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Plan
 from recjax.embedding.row_order import RowOrder
-from recjax.embedding.segment import PLACEMENTS, Exchange, Segment
-from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.embedding.segment import EXACT, PLACEMENTS, Exchange, RowIds, Segment
+from recjax.parallel.mesh import MeshConfig
 
-pytestmark = [pytest.mark.full, pytest.mark.light_compile]
+pytestmark = [pytest.mark.full, pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
-OPTIMIZERS: dict[str, Any] = {
-    "sgd": Sgd(0.5, l2=0.01),
-    "momentum": Sgd(0.5, momentum=0.9),
-    "nesterov": Sgd(0.5, momentum=0.8, nesterov=True, weight_decay=0.1),
-    "adagrad": Adagrad(0.2, l2=0.01),
-    "rowwise_adagrad": RowWiseAdagrad(0.2, l2=0.01, weight_decay=0.1),
-    "adam": Adam(0.05, weight_decay=0.1),
-    "partial_rowwise_adam": PartialRowWiseAdam(0.05, l2=0.01),
-    "ftrl": Ftrl(0.5, l1=1e-4, l2=0.1),
-    "momentum-every_row": Sgd(0.5, momentum=0.9, every_row=True),
-    "rowwise_adagrad-every_row": RowWiseAdagrad(0.2, l2=0.01, every_row=True),
-    "adam-every_row": Adam(0.05, l2=0.01, every_row=True),
+POOLED = Exchange(kind="pooled")
+Ways = Sequence[tuple[Segment, ...]]  # how tables are held, one after the other
+
+
+def whole(*placements: str, exchange: Exchange = EXACT) -> Ways:
+    """Tables in one segment each."""
+    return [(Segment(placement, exchange=exchange),) for placement in placements]
+
+
+def parts(devices: int) -> Ways:
+    """Rows apart, columns apart, and both, on owners of any kind."""
+    hot, warm, some = RowIds((0, 1, 2, 5, 30)), RowIds((3, 4, 9)), (devices - 1, 0)
+    left, right = (0, 2), (2, None)
+    return [
+        (Segment("table_wise", columns=left, owners=devices - 1), Segment("table_wise", columns=right, owners=0)),
+        (
+            Segment("row_wise", hot, owners=some),
+            Segment("table_wise", "rest", left),
+            Segment("row_wise", "rest", right),
+        ),
+        (Segment("row_wise", columns=right, owners=some), Segment("column_wise", columns=left)),
+        (
+            Segment("data_parallel", hot, right),
+            Segment("table_wise", hot, left),
+            Segment("column_wise", "rest", (0, 1)),
+            Segment("row_wise", "rest", (1, None)),
+        ),
+        (Segment("grid", columns=right), Segment("table_row_wise", columns=left)),
+        (Segment("table_wise", hot), Segment("row_wise", warm), Segment("column_wise", "rest", owners=some)),
+        (Segment("data_parallel", hot), Segment("table_wise", "rest", exchange=POOLED)),
+        (
+            Segment("table_wise", columns=left, owners=devices - 1, exchange=POOLED),
+            Segment("table_wise", columns=right, owners=0, exchange=POOLED),
+        ),
+    ]
+
+
+def hot(placement: str, exchange: Exchange = EXACT) -> Ways:
+    """Hot rows of all numbers, and the others in any way."""
+    rests = [
+        (Segment("row_wise", "rest"),),
+        (Segment("table_wise", "rest", (0, 2)), Segment("row_wise", "rest", (2, None), (1, 0))),
+        (Segment("column_wise", "rest", exchange=exchange),),
+        (Segment("table_row_wise", "rest", exchange=exchange),),
+    ]
+    sets = [(0, 3, 30), (0,), tuple(range(V)), tuple(range(V - 9)), ()]
+    ways: list[tuple[Segment, ...]] = []
+    for ids, rest in zip(itertools.cycle(sets), itertools.islice(itertools.cycle(rests), 20), strict=False):
+        if not ids:
+            ways.append(tuple(dataclasses.replace(segment, rows="all") for segment in rest))
+        else:
+            ways.append((Segment(placement, RowIds(ids)), *(rest if len(ids) < V else ())))
+    return ways
+
+
+def plan_of(ways: Ways, rows_of: dict[str, str]) -> Plan:
+    """Tables held in these ways in turn, to whose widths ranges of columns are fitted; `rows_of` is table -> lookup."""
+    tables = {}
+    for name, segments in zip(OPTIMIZERS, itertools.cycle(ways), strict=False):
+        fitted = []
+        for segment in segments:
+            if segment.columns != "all" and segment.columns[1] is None:
+                segment = dataclasses.replace(segment, columns=(segment.columns[0], dim_of(name)))
+            if segment.exchange == POOLED and name in rows_of:
+                segment = dataclasses.replace(segment, rows_of=(rows_of[name],))
+            fitted.append(segment)
+        tables[name] = tuple(fitted)
+    return Plan(tables)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A plan, a mesh, and settings that change no number.
+
+    Attributes:
+      ways: how tables are held.
+      mesh: devices, hosts and replica groups.
+      settings: as on the command line.
+      rows_of_some: whether rows of one of two lookups travel where pooled vectors of the other do.
+    """
+
+    ways: Ways
+    mesh: MeshConfig
+    settings: tuple[str, ...] = ()
+    rows_of_some: bool = False
+
+    def config(self, content: Content, folder: Path) -> NetRun:
+        """Returns the config of a run, whose plan file is put into a folder."""
+        pooled = {name.partition(".")[0]: name for name, kind in lookups(content).items() if kind.pooling != "none"}
+        plan = plan_of(self.ways, pooled if self.rows_of_some else {})
+        config = dataclasses.replace(config_of(content), plan=write_plan(plan, folder), mesh=self.mesh)
+        return overrides.override(config, self.settings)
+
+
+TWO_HOSTS = MeshConfig(8, hosts=2)
+CASES = {
+    "one device": Case(whole(*PLACEMENTS), MeshConfig(1), ("train.accumulate=2",)),
+    "rows": Case(whole("row_wise"), MeshConfig(2), ("train.accumulate=3",)),
+    "rows in two steps": Case(whole("row_wise"), TWO_HOSTS, ("embedding.exchange.pieces=3",)),
+    "columns": Case(whole("column_wise"), MeshConfig(2)),
+    "columns pooled": Case(whole("column_wise", exchange=POOLED), MeshConfig(8), ("train.dense=sharded",)),
+    "tables": Case(whole("table_wise"), MeshConfig(2), ("train.routing=device",)),
+    "tables pooled": Case(whole("table_wise", exchange=POOLED), MeshConfig(2), ("train.bucket_mib=0.0001",), True),
+    "hosts' tables pooled": Case(whole("table_row_wise", exchange=POOLED), TWO_HOSTS, ("train.accumulate=2",)),
+    "grid": Case(whole("grid"), TWO_HOSTS),
+    "copies": Case(whole("data_parallel"), MeshConfig(2)),
+    "hot rows": Case(hot("hot"), MeshConfig(2)),
+    "hot rows of hosts": Case(hot("hot_per_host", POOLED), TWO_HOSTS),
+    "parts of tables": Case(parts(8), TWO_HOSTS, ("train.accumulate=2",)),
+    "replica groups": Case([*whole(*PLACEMENTS), *parts(4)], MeshConfig(8, hosts=2, replicas=2)),
+    "rows on the host": Case(whole("row_wise"), MeshConfig(2), ("tier.device_bytes=100KiB",)),
 }
 
 
-@functools.cache
-def make(names: tuple[str, ...] = tuple(OPTIMIZERS)) -> Problem:
-    tables, features = [], []
-    reads = itertools.cycle(DATA.items())
-    for number, name in enumerate(names):
-        tables.append(TableSpec(name, V, (5, 3)[number % 2], OPTIMIZERS[name]))
-        for pooling in ("sum", "mean", "none"):
-            source, (bag, weighted) = next(reads)
-            features.append(FeatureSpec(f"{name}.{pooling}", name, bag, pooling, weighted, source))
-    return Problem(
-        [make_batch(step) for step in range(STEPS)],
-        B,
-        tuple(tables),
-        tuple(features),
-        Net(),
-        2,
-        DenseAdagrad(0.1, l2=0.01, weight_decay=0.1).build(),
-        options=OPTIONS,
-    )
+_sizes: dict[str, dict[str, int]] = {}  # of a case's arrays, so that other contents need no other program
 
 
-@functools.cache
-def oracle(names: tuple[str, ...]) -> Result:
-    return run_oracle(make(names), np.float64)
-
-
-def check(
-    problem: Problem,
-    devices: int,
-    plan: str | Plan,
-    hosts: int = 1,
-    replicas: int = 1,
-    dedup: bool = True,
-    lines: bool = False,
-) -> None:
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=4, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_it_equals_the_oracle(name: str, tmp_path: Path, data: Any) -> None:
+    """From the initial state: losses, tables with their slots, and the dense part."""
+    content = data.draw(contents(list(CASES).index(name) % 4))
     with jax.enable_x64(True):
-        how: dict[str, Any] = {"hosts": hosts, "replicas": replicas, "dedup": dedup, "lines": lines}
-        result = run_sharded(problem, devices, plan, np.float64, **how)
-        compare(result, oracle(tuple(table.name for table in problem.tables)), loss_rtol=1e-9, atol=1e-9)
+        config = CASES[name].config(content, tmp_path)
+        trained = train(config, source_of(content), new_weights(content), sizes=_sizes.get(name, {}))
+        _sizes[name] = trained.sizes
+        compare(trained.result(), truth_of(content), loss_rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.wide  # all placements are in the mixtures below
-@pytest.mark.parametrize(
-    ("plan", "devices"),
-    [*((plan, 3) for plan in ON_ONE_HOST), ("row_wise", 1), ("column_wise", 8)],
-)
-def test_every_optimizer_and_pooling_equals_the_oracle(plan: str, devices: int) -> None:
-    check(make(), devices, plan)
-
-
-@pytest.mark.parametrize(
-    ("parts", "hosts", "devices", "first", "platform"),
-    [(1, 2, 8, 0, "gpu"), (2, 4, 8, 2, "cpu"), pytest.param(1, 2, 8, 0, "cpu", marks=pytest.mark.wide)],
-)
-def test_placements_mixed_on_several_hosts(
-    parts: int, hosts: int, devices: int, first: int, platform: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neighbours placed differently; with each device's samples at once, and in two parts; sums as on a GPU, too.
-
-    With these beginnings rules that need means over rows meet a grid, every row or not, and columns over all devices.
-    """
-    monkeypatch.setattr(segment_sums, "target_platform", lambda: platform)
-    turn = itertools.islice(itertools.cycle(reversed(PLACEMENTS)), first, None)
-    plan = Plan({table.name: (Segment(next(turn)),) for table in make().tables})
-    placed = {name: segments[0].placement for name, segments in plan.tables.items()}
-    if hosts == 2:
-        assert placed["partial_rowwise_adam"] == "grid" and placed["rowwise_adagrad-every_row"] == "column_wise"
-    else:
-        assert placed["rowwise_adagrad"] == "grid"
-    check(dataclasses.replace(make(), options=dataclasses.replace(OPTIONS, accumulate=parts)), devices, plan, hosts)
-
-
-def test_every_optimizer_where_owners_pool() -> None:
-    """Two hosts of two devices. Sequences exchange rows of the same tables."""
-    turn = itertools.cycle(("column_wise", "table_wise", "table_row_wise"))
-    pooled = Exchange(kind="pooled")
-    plan = Plan({table.name: (Segment(next(turn), exchange=pooled),) for table in make().tables})
-    check(make(), 4, plan, hosts=2)
-
-
-@pytest.mark.wide  # test_lines.py trains to the bits of rows
-def test_rows_in_lines_as_on_a_tpu() -> None:
-    """Neighbours exchange rows and pooled vectors."""
-    turn = itertools.cycle((Exchange(), Exchange(kind="pooled")))
-    placed = itertools.cycle(("row_wise", "column_wise", "table_wise"))
-    plan = Plan({table.name: (Segment(next(placed), exchange=next(turn)),) for table in make().tables})
-    check(make(), 2, plan, lines=True)
-
-
-def test_replicated_sums_by_segments_without_dedup(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row then has several places on a device. With slots of elements and of rows, and an update of every row."""
+def test_sums_by_segments_as_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where additions in any order would make runs differ: bags, rows of the owners, and copies."""
     monkeypatch.setattr(segment_sums, "target_platform", lambda: "gpu")
-    check(make(("adagrad", "rowwise_adagrad", "adam-every_row")), 2, "data_parallel", dedup=False)
-
-
-def test_placements_mixed_in_replica_groups() -> None:
-    """Two groups of two hosts of two devices."""
-    turn = itertools.cycle(PLACEMENTS)
-    check(make(), 8, Plan({table.name: (Segment(next(turn)),) for table in make().tables}), hosts=2, replicas=2)
-
-
-def test_the_problem_shows_what_it_should() -> None:
-    """The contract would say little if nothing were clipped, every row touched, or no weight of FTRL exactly 0."""
+    content = Content(1)
+    ways = [*whole("row_wise", "data_parallel", "column_wise"), *whole("table_wise", exchange=POOLED), *hot("hot")]
+    case = Case(ways, MeshConfig(2), ("embedding.dedup=false",))
     with jax.enable_x64(True):
-        truth, before = oracle(tuple(OPTIMIZERS)), new_weights(make(), np.float64)["tables"]
-    norms, after = truth.norms, truth.tables
-    assert min(norms) < OPTIONS.clip_norm < max(norms)
-    named = np.unique(np.concatenate([b.ids.ravel() for batch in make().batches for b in batch.bags.values()]))
-    untouched = np.setdiff1d(np.arange(V), named)
-    assert len(untouched) >= 4
-    for name, optimizer in OPTIMIZERS.items():
-        order = RowOrder(V).position(untouched)
-        same = after[name]["rows"][untouched] == before[name]["rows"][order]
-        assert not same.any() if optimizer.every_row and optimizer.l2 else same.all()
-    assert (after["ftrl"]["rows"][named] == 0).any()
+        trained = train(case.config(content, tmp_path), source_of(content), new_weights(content))
+        compare(trained.result(), truth_of(content), loss_rtol=1e-9, atol=1e-9)
+
+
+def test_a_training_goes_on_with_another_plan_on_another_mesh(tmp_path: Path) -> None:
+    """From hot rows to rows on the host, and over the end of an epoch."""
+    content = Content(2)
+    steps, names = (2, STEPS + 2), ("hot rows", "rows on the host")
+    with jax.enable_x64(True):
+        arrays, losses, before = dict(new_weights(content)), list[float](), 0
+        for name, last in zip(names, steps, strict=True):
+            config = overrides.override(CASES[name].config(content, tmp_path), (f"train.steps={last}",))
+            trained = train(config, source_of(content), arrays, before)
+            arrays, before, losses = trained.arrays, last, losses + trained.losses
+        problem = problem_of(config, source_of(content))
+        compare(
+            dataclasses.replace(trained.result(), losses=losses),
+            run_oracle(problem, np.float64),
+            loss_rtol=1e-9,
+            atol=1e-9,
+        )
+
+
+def test_contents_show_what_they_should() -> None:
+    """The contract would say little if nothing were clipped, every row touched, or no weight of FTRL exactly 0."""
+    content = Content(0)
+    with jax.enable_x64(True):
+        truth, before = truth_of(content), new_weights(content)["tables"]
+    assert min(truth.norms) < TRAIN.clip_norm < max(truth.norms)
+    for name, rule in OPTIMIZERS.items():
+        bags = [
+            bags for block in source_of(content).blocks for f, bags in block.bags.items() if f.split(".")[0] == name
+        ]
+        named = np.unique(np.concatenate([each.ids.ravel() for each in bags]))
+        untouched = np.setdiff1d(np.arange(V), named)
+        assert len(untouched) >= UNNAMED
+        same = truth.tables[name]["rows"][untouched] == before[name]["rows"][RowOrder(V).position(untouched)]
+        assert not same.any() if rule.every_row and rule.l2 else same.all()
+        if name == "ftrl":
+            assert (truth.tables[name]["rows"][named] == 0).any()

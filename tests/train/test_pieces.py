@@ -26,7 +26,7 @@ from recjax.planning.graph import read_graph
 from recjax.planning.wire_bytes import wire_bytes
 from recjax.utils.lazy_arrays import load
 
-pytestmark = pytest.mark.light_compile(optimised=True)
+pytestmark = pytest.mark.light_compile(as_text=True)
 
 REDUCED, POOLED = Exchange("int8", "bfloat16"), Exchange(kind="pooled")
 TABLES = (

@@ -3,21 +3,16 @@
 import dataclasses
 from typing import Any, ClassVar
 
-import jax
-import numpy as np
 import pytest
 from support.commands import SMALL, assert_refused, inside, write_preset
-from support.problems import compare, problem, run_oracle, run_sharded
 
 import recjax
 from recjax.config.run import EmbeddingConfig, FeatureConfig, RunConfig, TableConfig
 from recjax.data.batch import Feature, Schema
-from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
-from recjax.models.dlrm import DLRMConfig
 from recjax.settings.values import Named
 from recjax.train.run.folder import changes
 from recjax.train.table_specs import dims, specs
@@ -144,29 +139,6 @@ def test_the_placement_of_a_table_comes_before_that_of_all(tmp_path):
     assert make_plan(str(file), tables).tables == plan.tables
     with pytest.raises(ConfigError, match=r"plan\.json places table 'b' row_wise, but .* says data_parallel"):
         make_plan(str(file), (tables[0], dataclasses.replace(tables[1], placement="data_parallel")))
-
-
-@pytest.mark.full
-def test_tables_with_settings_of_their_own_train_exactly():
-    """Two D, two optimizers, two poolings, a shared table: against the dense oracle."""
-    data = Synthetic(rows=(40, 40, 30), ids_per_bag=(1, 0, 3), weighted=(False, True, False), dense=3, train_rows=300)
-    run = recjax.load(
-        "synthetic",
-        "embedding.features.sparse_1.share=sparse_0",
-        "embedding.features.sparse_1.pooling=mean",
-        "embedding.tables.sparse_0.dim=4",
-        "embedding.tables.sparse_0.optimizer=sgd",
-        "embedding.tables.sparse_0.placement=data_parallel",
-        "embedding.tables.sparse_2.init_scale=0.5",
-    )
-    model = DLRMConfig(bottom=(8,), top=(8, 1), interaction="cat")
-    made = problem(data.open(), model, ADAGRAD, 8, steps=10, batch_size=64)
-    made = dataclasses.replace(made, **dict(zip(("tables", "features"), specs(run, data.open().schema), strict=True)))
-    with jax.enable_x64(True):
-        truth, result = run_oracle(made, np.float64), run_sharded(made, 3, "row_wise", np.float64)
-    shapes = {name: arrays["rows"].shape for name, arrays in truth.tables.items()}
-    assert shapes == {"sparse_0": (40, 4), "sparse_2": (30, 16)}
-    compare(result, truth, loss_rtol=1e-9, atol=1e-9)
 
 
 def test_placement_may_change_on_resume_and_nothing_else():

@@ -9,27 +9,30 @@ from __future__ import annotations
 import dataclasses
 import functools
 import zlib
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
-from support.problems import Placed, Problem, Result, by_row, compare, run_oracle, run_sharded, trainer_of
+from support.exactness import Rows, Trained, problem_of, train
+from support.problems import Result, compare, run_oracle
 
-from recjax.config.tasks import Focal, Huber, LogLoss, Poisson, Softmax
-from recjax.config.train import DenseAdagrad, Polynomial
-from recjax.data.batch import Bags, Batch, Label
+from recjax import settings
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.tasks import Focal, Huber, LogLoss, Poisson, Softmax, TaskConfig
+from recjax.config.train import DenseAdagrad, Polynomial, TrainConfig
+from recjax.data.batch import Bags, Batch, Feature, Label, Schema
 from recjax.embedding.optim import RowWiseAdagrad
-from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.errors import ConfigError
+from recjax.errors import ConfigError, DataError
 from recjax.models.stateful import BatchNorm, Dropout
-from recjax.train.step import StepOptions
-from recjax.train.tasks import Task
-from recjax.utils.lazy_arrays import load
+from recjax.parallel.mesh import MeshConfig
+from recjax.settings.values import Named
+from recjax.train.build import build_trainer
 
-pytestmark = [pytest.mark.full, pytest.mark.light_compile]
+pytestmark = [pytest.mark.full, pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
 STEPS, B, V, D, SEED = 4, 21, 31, 4, 7
 RATE, DECAY, EPSILON = 0.3, 0.8, 1e-3
@@ -71,14 +74,39 @@ class NetModule(nnx.Module):
         }
 
 
-def tasks() -> tuple[Task, ...]:
-    return (
-        Task(Label("click"), LogLoss(), 1.0, 0, 0),
-        Task(Label("rating", "number"), Huber(0.7), 0.5, 1, 1),
-        Task(Label("kind", "class", 3), Softmax(), 0.3, 2, 2),
-        Task(Label("count", "number"), Poisson(), 0.2, 3, 5),
-        Task(Label("buy"), Focal(1.5, 0.3), 2.0, 4, 6),
+LABELS = (Label("click"), Label("rating", "number"), Label("kind", "class", 3), Label("count", "number"), Label("buy"))
+TASKS = Named(
+    {
+        "click": TaskConfig(LogLoss()),
+        "rating": TaskConfig(Huber(0.7), 0.5),
+        "kind": TaskConfig(Softmax(), 0.3),
+        "count": TaskConfig(Poisson(), 0.2),
+        "buy": TaskConfig(Focal(1.5, 0.3), 2.0),
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TasksRun(RunConfig):
+    """A run of that model: a table of two ids a bag."""
+
+    model: Net = Net()  # type: ignore[assignment]
+    seed: int = SEED
+    tasks: Named[TaskConfig] = TASKS
+    embedding: EmbeddingConfig = EmbeddingConfig(dim=D, optimizer=RowWiseAdagrad(0.2))
+    train: TrainConfig = TrainConfig(
+        batch_size=B,
+        steps=STEPS,
+        optimizer=DenseAdagrad(0.1),
+        schedule=SCHEDULE,
+        clip_norm=1.0,
+        shuffle=False,
+        log_every=1,
+        workers=1,
     )
+    mesh: MeshConfig = MeshConfig(1)
+    plan: str = "row_wise"
+    compute_dtype: Literal["float64"] = "float64"
 
 
 def make_batch(step: int) -> Batch:
@@ -100,7 +128,7 @@ def make_batch(step: int) -> Batch:
     if step == 1:
         weights[:, 4] = 0
     ids = (rng.random((size, 2)) ** 2 * V).astype(np.int64)
-    return Batch(rng.normal(size=(size, 2)).astype(np.float32), {"item": Bags(ids)}, labels, weights)
+    return Batch(rng.normal(size=(size, 2)).astype(np.float32), {"item": Bags(ids)}, labels, weights, B * step)
 
 
 def dropped(layer: int, step: Any, x: Any) -> Any:
@@ -118,15 +146,16 @@ def dropped(layer: int, step: Any, x: Any) -> Any:
 def truth(params: Any, kept: Any, x: Any, pooled: Any, y: Any, w: Any, step: Any) -> Any:
     x = dropped(0, step, jnp.concatenate([x, pooled["item"]], axis=1))
     h = x @ params["hidden.kernel.value"] + params["hidden.bias.value"]
-    counted = (w > 0).any(axis=1)[:, None]
-    n = counted.sum()
-    mean = (h * counted).sum(axis=0) / n
-    var = ((h - mean) ** 2 * counted).sum(axis=0) / n
-    h = (h - mean) / jnp.sqrt(var + EPSILON) * params["norm.scale.value"] + params["norm.bias.value"]
-    kept = {
-        "norm.mean.value": DECAY * kept["norm.mean.value"] + (1 - DECAY) * mean,
-        "norm.var.value": DECAY * kept["norm.var.value"] + (1 - DECAY) * var * n / (n - 1),
-    }
+    if kept:
+        counted = (w > 0).any(axis=1)[:, None]
+        n = counted.sum()
+        mean = (h * counted).sum(axis=0) / n
+        var = ((h - mean) ** 2 * counted).sum(axis=0) / n
+        h = (h - mean) / jnp.sqrt(var + EPSILON) * params["norm.scale.value"] + params["norm.bias.value"]
+        kept = {
+            "norm.mean.value": DECAY * kept["norm.mean.value"] + (1 - DECAY) * mean,
+            "norm.var.value": DECAY * kept["norm.var.value"] + (1 - DECAY) * var * n / (n - 1),
+        }
     z = dropped(1, step, jnp.tanh(h)) @ params["out.kernel.value"] + params["out.bias.value"]
     p = 1 / (1 + jnp.exp(-z[:, 6]))
     p_t, a_t = jnp.where(y[:, 4] == 1, p, 1 - p), jnp.where(y[:, 4] == 1, 0.3, 0.7)
@@ -143,93 +172,88 @@ def truth(params: Any, kept: Any, x: Any, pooled: Any, y: Any, w: Any, step: Any
         jnp.where(totals[t] > 0, (w[:, t] * loss).sum() / jnp.where(totals[t] > 0, totals[t], 1), 0)
         for t, loss in enumerate(each)
     ]
-    return sum(weight * mean for weight, mean in zip((1.0, 0.5, 0.3, 0.2, 2.0), means, strict=True)), kept
+    told = [jnp.where(total > 0, mean, jnp.nan) for total, mean in zip(totals, means, strict=True)]
+    return sum(weight * mean for weight, mean in zip((1.0, 0.5, 0.3, 0.2, 2.0), means, strict=True)), (kept, told)
+
+
+def lagging(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer, given in each step what it should have got in the one before, and zeros in the first."""
+
+    def update(grads: Any, state: Any, params: Any = None) -> Any:
+        before, inner = state
+        updates, inner = tx.update(before, inner, params)
+        return updates, (grads, inner)
+
+    return optax.GradientTransformation(lambda params: (jax.tree.map(jnp.zeros_like, params), tx.init(params)), update)
+
+
+SOURCE = Rows(Schema(("x", "y"), (Feature("item", V, 2),), LABELS), tuple(make_batch(step) for step in range(STEPS)))
+
+
+def config_of(*texts: str, stateful: bool = True) -> TasksRun:
+    return settings.override(TasksRun(model=Net(stateful)), texts)
+
+
+def trained(*texts: str, stateful: bool = True) -> Trained:
+    return train(config_of(*texts, stateful=stateful), SOURCE)
 
 
 @functools.cache
-def make(stateful: bool = True) -> Problem:
-    return Problem(
-        [make_batch(step) for step in range(STEPS)],
-        B,
-        (TableSpec("item", V, D, RowWiseAdagrad(0.2)),),
-        (FeatureSpec("item", "item", 2, "sum"),),
-        Net(stateful),
-        2,
-        DenseAdagrad(0.1).build(),
-        seed=SEED,
-        options=StepOptions(clip_norm=1.0, schedule=SCHEDULE.factor, seed=SEED),
-        tasks=tasks(),
-        truth=truth,
-    )
+def oracle(stateful: bool = True, late: bool = False) -> Result:
+    problem = problem_of(config_of(*(LATE if late else ()), stateful=stateful), SOURCE, truth=truth)
+    problem = dataclasses.replace(problem, tx=lagging(problem.tx)) if late else problem
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        return run_oracle(problem, np.float64)
 
 
-@functools.cache
-def oracle() -> Result:
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        return run_oracle(make(), np.float64)
+def check(result: Trained, expected: Result) -> None:
+    """Compares losses, those of each task, the table and the dense part with its state."""
+    compare(result.result(), expected, loss_rtol=1e-9, atol=1e-9)
+    told = np.array([result.of_tasks[name] for name in WIDTHS]).T
+    np.testing.assert_allclose(told, expected.of_tasks, rtol=1e-9, atol=0)
+    assert np.isnan(told).tolist() == [[False] * 4 + [step == 1] for step in range(STEPS)]
+
+
+LATE = ("train.dense_delay=1", "train.clip_norm=0")
 
 
 @pytest.mark.parametrize(
-    ("devices", "how"),
+    "texts",
     [
-        pytest.param(1, {}, marks=pytest.mark.wide),
-        (2, {"held": "sharded"}),
-        pytest.param(3, {"bucket_mib": 1e-4}, marks=pytest.mark.wide),
-        (8, {"hosts": 2, "replicas": 2}),
+        ("mesh.devices=2", "train.dense=sharded"),
+        ("mesh.devices=8", "mesh.hosts=2", "mesh.replicas=2", "train.bucket_mib=0.0001"),
+        ("mesh.devices=2", "train.dense=sharded", *LATE),
     ],
+    ids=["sharded", "replicas", "late"],
 )
-def test_tasks_with_batch_norm_and_dropout_equal_the_truth_on_any_mesh(devices: int, how: dict[str, Any]) -> None:
+def test_tasks_with_batch_norm_and_dropout_equal_the_truth_on_any_mesh(texts: tuple[str, ...]) -> None:
     with jax.enable_x64(True):
-        result = run_sharded(make(), devices, "row_wise", np.float64, **how)
-        compare(result, oracle(), loss_rtol=1e-9, atol=1e-9)
-        assert {"norm.mean.value", "norm.var.value"} <= result.dense.keys()
+        result = trained(*texts)
+        check(result, oracle(late=texts[-1] in LATE))
+        assert set(result.arrays["module"]) == {"norm.mean.value", "norm.var.value"}
 
 
 def test_parts_change_no_number_without_state() -> None:
-    problem = dataclasses.replace(make(False), options=dataclasses.replace(make(False).options, accumulate=3))
+    """Not of the losses of single tasks, either, which are summed part by part."""
     with jax.enable_x64(True):
-        parts, whole = (run_sharded(each, 2, "row_wise", np.float64) for each in (problem, make(False)))
-        compare(parts, whole, loss_rtol=1e-9, atol=1e-9)
+        check(trained("mesh.devices=2", "train.accumulate=3", stateful=False), oracle(stateful=False))
 
 
 def test_parts_and_state_are_refused() -> None:
-    problem = dataclasses.replace(make(), options=dataclasses.replace(make().options, accumulate=3))
     with pytest.raises(ConfigError, match=r"train\.accumulate=3 .*\(BatchStat\)"):
-        trainer_of(problem, 2)
+        build_trainer(config_of("train.accumulate=3"), SOURCE)
 
 
 def test_a_run_goes_on_elsewhere_as_if_it_had_stayed() -> None:
     with jax.enable_x64(True):
-        here = Placed.of(make(), trainer_of(make(), 2, "row_wise", np.float64))
-        state = here.steps(here.start(), 0, 2)
-        saved = load(here.trainer.export(state))
-        assert set(saved["module"]) == {"norm.mean.value", "norm.var.value"}
-        there = Placed.of(make(), trainer_of(make(), 3, "table_wise", np.float64))
-        tables, dense = by_row(there.trainer, there.steps(there.trainer.restore(saved, 2), 2))
-        compare(Result(oracle().losses, tables, dense), oracle(), loss_rtol=1e-9, atol=1e-9)
+        first = trained("mesh.devices=2", "train.dense=sharded", f"train.steps={STEPS - 2}")
+        then = train(config_of("mesh.devices=3", "plan=table_wise"), SOURCE, first.arrays, STEPS - 2)
+        result = dataclasses.replace(then.result(), losses=first.losses + then.losses)
+        compare(result, oracle(), loss_rtol=1e-9, atol=1e-9)
 
 
-def test_losses_of_the_tasks_are_told_and_nan_where_nothing_has_weight() -> None:
-    with jax.enable_x64(True):
-        placed = Placed.of(make(), trainer_of(make(), 3, "row_wise", np.float64))
-        state = placed.start()
-        for step, inputs in enumerate(placed.inputs[:2]):
-            state, metrics = placed.trainer.train_step(state, inputs)
-            each = np.asarray(metrics["losses"])
-            assert np.isnan(each).tolist() == [False] * 4 + [step == 1]
-            known = sum(task.weight * loss for task, loss in zip(tasks(), each, strict=True) if not np.isnan(loss))
-            np.testing.assert_allclose(known, float(metrics["loss"]), rtol=1e-12)
-
-
-def test_a_batch_without_any_weight_changes_nothing() -> None:
-    with jax.enable_x64(True):
-        placed = Placed.of(make(), trainer_of(make(), 2, "row_wise", np.float64))
-        before = placed.start()
-        bare = dataclasses.replace(placed.inputs[0], weights_B=placed.inputs[0].weights_B * 0)
-        kept = load(placed.trainer.export(before))
-        state, metrics = placed.trainer.train_step(before, bare)
-        assert not bool(metrics["ok"]) and float(metrics["weight"]) == 0 and int(state.step) == 0
-        after = load(placed.trainer.export(state))
-        for key in ("dense", "module", "opt"):
-            for name, array in kept[key].items():
-                np.testing.assert_array_equal(after[key][name], array)
+def test_a_batch_without_any_weight_is_refused() -> None:
+    bare = dataclasses.replace(SOURCE.blocks[1], weights=SOURCE.blocks[1].weights * 0)
+    source = dataclasses.replace(SOURCE, blocks=(SOURCE.blocks[0], bare, *SOURCE.blocks[2:]))
+    with jax.enable_x64(True), pytest.raises(DataError, match="step 2 has no loss: all its samples have weight 0"):
+        train(config_of("mesh.devices=2", "train.dense=sharded"), source)
