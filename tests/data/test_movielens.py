@@ -206,33 +206,6 @@ FILES = {
     "1m": ("ratings.dat", "movies.dat", "users.dat"),
     "latest": ("ratings.csv", "movies.csv", "tags.csv"),
 }
-ALL = [(variant, name) for variant in VARIANTS for name in FILES[variant]]
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("change", damage.HARMLESS.values(), ids=damage.HARMLESS)
-@pytest.mark.parametrize("zipped", [False, True])
-def test_harmless_differences_make_none(tmp_path, variant, change, zipped):
-    tags = 3 if variant == "latest" else 0
-    _, plain = read(write(tmp_path / "plain", variant), tags=tags)
-    write(tmp_path / "raw", variant)
-    for name in FILES[variant]:
-        file = tmp_path / "raw" / name
-        file.write_bytes(change(file.read_bytes()))
-        if zipped:
-            damage.zipped(file)
-    _, found = read(tmp_path / "raw", tags=tags)
-    for name, column in plain.columns.items():
-        assert found.columns[name].keys.tolist() == column.keys.tolist()
-    assert found.labels.tolist() == plain.labels.tolist() and found.dense.tolist() == plain.dense.tolist()
-
-
-@pytest.mark.parametrize(("variant", "name"), ALL)
-@pytest.mark.parametrize("break_it", damage.FATAL)
-def test_damaged_files(tmp_path, variant, name, break_it):
-    message = break_it(write(tmp_path / "raw", variant) / name)
-    with pytest.raises(DataError, match=message):
-        read(tmp_path / "raw", variant, tags=3 if variant == "latest" else 0)
 
 
 BAD_LINES = [
