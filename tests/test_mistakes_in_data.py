@@ -1,6 +1,5 @@
 """Data that are wrong, damaged, missing or of something else: one paragraph, exit status 3, no harm done."""
 
-import json
 import os
 import shutil
 
@@ -9,7 +8,6 @@ import pytest
 from support.commands import OWN, arrays, assert_refused, assert_same_arrays, contents, inside, prepare, steps_of
 
 from recjax.data.batch import Bags
-from recjax.data.storage import manifest as manifests
 
 pytestmark = [pytest.mark.full, pytest.mark.shared_programs, pytest.mark.light_compile, pytest.mark.few_programs]
 
@@ -57,18 +55,6 @@ def test_a_value_that_cannot_be_stops_the_run_where_it_stands(preset, tmp_path):
     assert contents(run) == before
 
 
-def test_the_schema_decides_what_is_out_of_range(preset, tmp_path):
-    """The data are right, but the manifest's table is too short: as if the vocabulary had changed since."""
-    data = prepare(tmp_path / "data")
-    manifest = json.loads((data / "recjax.json").read_text())
-    manifest["schema"]["features"][0]["rows"] = 9
-    parts = (manifest["dataset"], manifest["schema"], manifest["splits"])
-    manifest["fingerprint"] = manifests.fingerprint(*parts)
-    (data / "recjax.json").write_text(json.dumps(manifest))
-    done = inside("train", preset, *OWN, f"data.path={data}", "--out", tmp_path / "run")
-    assert_refused(done, 3, r"id 9 of feature 'x' in sample \d+ .*9 rows, ids 0 to 8")
-
-
 def cut(file):
     os.truncate(file, file.stat().st_size // 2)
 
@@ -98,16 +84,6 @@ def test_damaged_data(preset, good, tmp_path, name, damage, patterns):
         shutil.rmtree(data)
         shutil.copytree(good, data)
         assert inside(*command).result["steps"] == 10
-
-
-def test_data_of_another_dataset_or_made_with_other_options(preset, good, tmp_path):
-    command = ("train", preset, "data=movietweetings", "--out", tmp_path / "run")
-    done = inside(*command, f"data.path={good}")
-    assert_refused(done, 3, "holds the dataset 'own', but the config asks for 'movietweetings'", "Set data.path")
-    made = tmp_path / "made"
-    assert inside("data", "prepare", "movietweetings", "--out", made, "threshold=7").status == 0
-    done = inside(*command, f"data.path={made}")
-    assert_refused(done, 3, "prepared with threshold=7, but the config says 8", "Set data.threshold=7")
 
 
 def test_data_that_have_changed_since_the_checkpoint(preset, good, tmp_path):

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from support import damage
 
 from recjax.data.datasets import movielens
-from recjax.data.datasets import ratings as ratings_module
 from recjax.data.datasets.movielens import MovieLens
 from recjax.data.prepare.chunk import check_chunk
 from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats
@@ -161,27 +160,6 @@ def test_tags_are_those_given_before_the_rating(tmp_path):
         assert found == [by_rating.get((user, time), [])[-most:] for user, _, _, time in IN_TIME]
     with pytest.raises(ConfigError, match="tags=3, but MovieLens 1m has no tags"):
         read(write(tmp_path / "1m", "1m"), tags=3)
-
-
-TAGGED = st.tuples(st.integers(1, 3), st.integers(0, 5), st.integers(0, 5))  # movie, time, text
-
-
-@given(
-    st.lists(TAGGED, max_size=12),
-    st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5)), min_size=1),
-    st.integers(1, 4),
-)
-def test_the_tags_before_are_those_of_a_loop(tagged, rated, most):
-    tagged.sort(key=lambda tag: tag[:2])
-    movies, times, texts = (
-        (np.array(column) for column in zip(*tagged, strict=True)) if tagged else (np.zeros(0, int),) * 3
-    )
-    tags = movielens.Tags(movies, times, texts.astype("S"))
-    found = ratings_module._tags_before(tags, most, *(np.array(column) for column in zip(*rated, strict=True)))
-    truth = [
-        [str(text).encode() for of, at, text in tagged if of == movie and at < time][-most:] for movie, time in rated
-    ]
-    assert bags(found) == truth
 
 
 def test_which_release_a_folder_holds(tmp_path):
