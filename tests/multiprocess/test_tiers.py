@@ -79,20 +79,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.wide  # over a disk, two are compared with the same run in the next test
-def test_two_processes_in_memory_as_one(whole: Path, tmp_path: Path) -> None:
-    preset = write_preset(tmp_path)
-    for processes in (1, 2):
-        train_together(processes, tmp_path / f"by {processes}", preset, [*TWO, *MEMORY])
-        assert_same(whole, tmp_path / f"by {processes}")
-    one, two = tier_of(tmp_path / "by 1"), tier_of(tmp_path / "by 2")
-    assert one["misses"] > one["written_rows"] > 1000
-    for name in ("hits", "misses", "written_rows", "padded_bytes"):
-        assert one[name] == two[name]
-    slots_only = {2: two["directory_bytes"], 1: one["directory_bytes"]}  # a process keeps places of its own rows alone
-    assert slots_only[1] - slots_only[2] == 4 * 5500 // 2
-
-
 def test_one_of_two_is_killed_one_goes_on_then_two_that_are_stopped(whole: Path, tmp_path: Path) -> None:
     preset, out, disk = write_preset(tmp_path), tmp_path / "run", on_disk(tmp_path / "disk")
     job = Job(out, preset, [*TWO, *disk], 2, limit_s=20)
@@ -126,26 +112,6 @@ def test_two_go_on_from_a_chain_that_one_wrote_and_one_from_what_they_write(whol
     assert_same(whole, out)
 
 
-HOT = ["embedding.hot.rows=150", "embedding.hot.batches=2"]
-HOW = {
-    "two hosts, beside hot rows": (2, ["mesh.hosts=2", *HOT]),
-    "two hosts, with a copy of hot rows on each": (2, ["mesh.hosts=2", *HOT, "embedding.hot.copies=host"]),
-    "pooled vectors": (2, ["embedding.exchange.kind=pooled"]),
-    "four processes in two replica groups": (4, ["mesh.replicas=2"]),
-}
-
-
-@pytest.mark.wide  # over hosts, beside hot rows and with pooled vectors by one process: tests/tiers/test_training.py
-@pytest.mark.parametrize("how", HOW)
-def test_four_devices(how: str, tmp_path: Path) -> None:
-    preset, (processes, settings) = write_preset(tmp_path), HOW[how]
-    overrides = [*COMMON, "mesh.devices=4", *settings]
-    train_together(processes, tmp_path / "whole", preset, overrides)
-    train_together(processes, tmp_path / "run", preset, [*overrides, *on_disk(tmp_path / "disk")])
-    assert_same(tmp_path / "whole", tmp_path / "run")
-    assert tier_of(tmp_path / "run")["disk_rows"] > 200
-
-
 PROGRAM = """
 import errno, os, sys
 import numpy as np
@@ -170,19 +136,6 @@ def ended(program: str, tmp_path: Path, *settings: str) -> tuple[list[int], list
     return [process.returncode for process in both], said
 
 
-# The disk of process 1 is full in the middle of a run.
-FULL = """
-sent = []
-
-def write(transfers, pieces_Nx4, direct, plain=Transfers.write):
-    sent.append(int(pieces_Nx4[:, 2].sum()))
-    if distributed.process() == 1 and sum(sent) > 2**16:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    return plain(transfers, pieces_Nx4, direct)
-
-Transfers.write = write
-"""
-
 # After some batches process 1 gives the slots of rows that go to others than process 0 does. (A supervised child is a
 # fork, and patches once more.)
 ASTRAY = """
@@ -192,13 +145,6 @@ def victims(directory, count, plain=Directory._victims):
 
 Directory._victims = victims
 """
-
-
-def test_a_full_disk_of_one_ends_both_with_its_name(tmp_path: Path) -> None:
-    statuses, said = ended(FULL, tmp_path, *on_disk(tmp_path / "disk"))
-    assert statuses == [4, 1], said
-    assert all("No space left on device" in text and "a scratch file of tier.disk" in text for text in said), said
-    assert "process 1 (" in said[0] and "failed" in said[0]
 
 
 def test_a_process_that_decides_otherwise_ends_both(tmp_path: Path) -> None:
