@@ -18,13 +18,13 @@ PLAN = Plan(
     {
         "sparse_0": (
             Segment("table_wise", columns=LEFT, owners=1, exchange=POOLED),
-            Segment("row_wise", columns=RIGHT),
+            Segment("table_row_wise", columns=RIGHT, exchange=POOLED),
         ),
         "sparse_1": (Segment("data_parallel", HOT), Segment("table_wise", "rest", owners=1, exchange=POOLED)),
         "sparse_2": (
             Segment("row_wise", HOT, owners=(1, 0)),
             Segment("table_wise", "rest", columns=LEFT),
-            Segment("table_row_wise", "rest", columns=RIGHT, exchange=POOLED),
+            Segment("row_wise", "rest", columns=RIGHT),
         ),
     }
 )
