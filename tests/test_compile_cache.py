@@ -3,16 +3,14 @@
 import os
 import subprocess
 import sys
-import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support import compile_cache
 
-from recjax.utils.program_cache import DAY, Entries
+from recjax.utils.program_cache import Entries
 
 
 def test_an_entry_appears_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -91,30 +89,6 @@ def test_devices_share_what_is_compiled_and_each_runs_it_itself(monkeypatch):
     assert len([key for key in written if key.startswith("jit_ours")]) == 1
 
 
-def test_one_of_several_processes_compiles_and_the_others_wait(monkeypatch):
-    """For a program of all of them, and no longer than a limit."""
-    asked = []
-
-    def read(*given):
-        asked.append(given)
-        return ("program", 1) if len(asked) == 3 else (None, None)
-
-    def ask(process, *of):
-        asked.clear()
-        devices = [types.SimpleNamespace(process_index=n, platform="cpu") for n in of]
-        backend = types.SimpleNamespace(process_index=lambda: process)
-        return compiler._cache_read("name", "key", "options", backend, devices)[0], len(asked)
-
-    compiler = types.SimpleNamespace(_cache_read=read, _cache_write=lambda: None)
-    compile_cache.share(compiler)
-    assert ask(1, 0, 1) == ("program", 3)
-    assert ask(0, 0, 1) == (None, 1)
-    assert ask(2, 2, 3) == (None, 1)
-    assert ask(1, 1, 1) == (None, 1)
-    monkeypatch.setattr(compile_cache, "WAIT_S", 0.0)
-    assert ask(1, 0, 1) == (None, 1)
-
-
 PROGRAM = "import jax; jax.jit(lambda x: x * 2 + 1)(3.0)"
 
 
@@ -126,39 +100,3 @@ def test_a_process_writes_only_if_it_does_so_safely(tmp_path, path, writes):
         environment["PYTHONPATH"] = path  # without sitecustomize.py
     subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True)
     assert bool(os.listdir(tmp_path)) == writes
-
-
-@pytest.mark.full
-def test_a_process_that_is_not_the_first_writes_too(tmp_path):
-    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
-    second = f"from jax._src import distributed; distributed.global_state.process_id = 1\n{PROGRAM}"
-    subprocess.run([sys.executable, "-c", second], env=environment, check=True)
-    assert os.listdir(tmp_path)
-
-
-def test_what_nobody_uses_goes(tmp_path):
-    now = 100 * DAY
-    killed, now_written = "v1/.a.unfinished-7", "v1/.b.unfinished-8"
-    for name, days in (("v1/used", 13), ("v1/old", 15), (killed, 2), (now_written, 0), ("v0/old", 15)):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"x")
-        os.utime(tmp_path / name, (now, now - days * DAY))
-    compile_cache.prune(tmp_path, now)
-    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")) == ["v1", now_written, "v1/used"]
-
-
-def test_what_is_used_stays(tmp_path):
-    entries = Entries(str(tmp_path / "v1"))
-    (tmp_path / "v1").mkdir()
-    entries.put("a", b"one")
-    os.utime(tmp_path / "v1/a", (0, 0))
-    entries.get("a")
-    compile_cache.prune(tmp_path, (tmp_path / "v1/a").stat().st_mtime + 60)
-    assert entries.get("a") == b"one"
-
-
-@pytest.mark.fresh_compile
-def test_a_test_may_compile_by_itself(monkeypatch):
-    monkeypatch.setattr(Entries, "get", lambda *_: pytest.fail("it asked the cache"))
-    compiled("fetch")
-    assert os.environ["JAX_ENABLE_COMPILATION_CACHE"] == "false"

@@ -278,10 +278,6 @@ def test_a_broken_collective_is_not_explained_twice(watch, capsys):
     assert "RuntimeError: connection reset" in said and "all of them still answer" in said
 
 
-def test_records_are_json(watch):
-    assert json.loads(json.dumps(watch._record()))["phase"] == "input"
-
-
 @pytest.mark.parametrize(
     ("error", "is_a_peers"),
     [

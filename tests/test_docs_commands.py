@@ -83,15 +83,23 @@ def reason(words):
     return next((why for pattern, why in NOT_RUN.items() if re.search(pattern, line)), "")
 
 
-@pytest.mark.parametrize("words", LISTED, ids=shlex.join)
-def test_is_accepted(words, tmp_path, monkeypatch):
-    """Verb, options, preset and settings; nothing is run."""
-    options, rest = make_parser().parse_known_args(join_words([FILL.get(word, word) for word in words[1:]]))
-    assert [word for word in rest if "=" not in word or word.startswith("-")] == []
-    if getattr(options, "preset", None) and not getattr(options, "more", None):  # with it, it is a run folder
-        overrides = [*options.overrides, *rest]
-        monkeypatch.chdir(tmp_path)
-        recjax.load(options.preset, overrides)
+def refusal(words):
+    """Why a command is not accepted, by its verb, options, preset and settings; nothing is run."""
+    try:
+        options, rest = make_parser().parse_known_args(join_words([FILL.get(word, word) for word in words[1:]]))
+        if getattr(options, "preset", None) and not getattr(options, "more", None):  # with it, a run folder
+            recjax.load(options.preset, [*options.overrides, *rest])
+    except (SystemExit, recjax.errors.RecjaxError) as error:
+        return f"{shlex.join(words)}: {error!r}"
+    unknown = [word for word in rest if "=" not in word or word.startswith("-")]
+    return f"{shlex.join(words)}: {unknown}" if unknown else None
+
+
+def test_all_are_accepted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(LISTED) > 100 and [why for words in LISTED if (why := refusal(words))] == []
+    for wrong in ("train --nothing", "nothing", "train no_preset", "train synthetic train.nothing=1"):
+        assert refusal(["recjax", *wrong.split()])
 
 
 # What a page's commands find when they begin, and what ran before them on another page.

@@ -4,7 +4,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
 from support.pages import DOCS, ROOT, pages, prose
 
 # Openings that are no sentence alone: "What an optimizer keeps", "Whether it runs", "Of all samples", "As `fetch`".
@@ -44,16 +43,10 @@ def test_strings_of_the_code_have_no_word_of_the_list():
     assert [(file.name, n, why) for file in FILES for n, text in texts(file) for why in found(text)] == []
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in pages() if page.parent != DOCS / "development"], ids=lambda p: p.name
-)
-def test_pages_have_no_word_of_the_list(page):
-    assert found(prose(page)) == []
-
-
-@pytest.mark.parametrize("file", [f for f in (ROOT / "launch").rglob("*") if f.is_file()], ids=lambda file: file.name)
-def test_launch_scripts_have_no_word_of_the_list(file):
-    assert found(file.read_text()) == []
+def test_pages_and_launch_scripts_have_no_word_of_the_list():
+    texts = {page.name: prose(page) for page in pages() if page.parent != DOCS / "development"}
+    texts |= {file.name: file.read_text() for file in (ROOT / "launch").rglob("*") if file.is_file()}
+    assert [(name, why) for name, text in texts.items() for why in found(text)] == []
 
 
 def test_the_rules_catch_what_they_are_for():

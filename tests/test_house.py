@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from support import entered
-from support.house import WORDS, House, circles
+from support.house import WORDS, House
 
 PACKAGE = Path(__file__).parents[1] / "recjax"
 TABLE = Path(__file__).with_name("house.json")
@@ -201,29 +200,6 @@ few(**settings)
     assert built({"b.py": "def many(self): ..."}).tuple_splats()[4:] == ["recjax/a.py:21 many", "recjax/a.py:22 many"]
 
 
-def test_names_that_several_modules_share(built):
-    house = built(
-        {
-            "a/state.py": "def make(): ...\nclass _Own: ...\ndef f():\n    def inside(): ...\n",
-            "b/state.py": "class make: ...\nclass _Own: ...\n",
-            "b/c/other.py": "def inside(): ...\ndef f(): ...\n",
-            "b/__init__.py": "",
-            "a/__init__.py": "",
-        }
-    )
-    assert house.shared_file_names() == ["state.py: recjax/a, recjax/b"]
-    assert house.shared_public_names() == [
-        "f: recjax/a/state.py, recjax/b/c/other.py",
-        "make: recjax/a/state.py, recjax/b/state.py",
-    ]
-
-
-def test_parameters_called_group(built):
-    text = "def f(group): ...\nclass C:\n    def g(self, *, group=1): ...\nh = lambda group: 0\ndef i(groups): ..."
-    house = built({"a.py": text})
-    assert house.group_parameters() == ["recjax/a.py:1", "recjax/a.py:3", "recjax/a.py:4"]
-
-
 def test_circles_of_imports(built):
     house = built(
         {
@@ -241,41 +217,6 @@ def test_circles_of_imports(built):
     assert house.circles == [{"recjax/a.py", "recjax/p/b.py", "recjax/c.py"}]
     counts = house.counts()
     assert (counts["import_circles"], counts["files_in_circles"]) == (1, 3)
-
-
-def test_circles_that_touch_are_one():
-    edges = {"a": {"b"}, "b": {"a", "c"}, "c": {"b"}, "d": {"a", "e"}, "e": {"f"}, "f": {"e"}, "g": {"g"}}
-    assert circles(edges) == [{"a", "b", "c"}, {"e", "f"}]
-
-
-def test_lines_and_files_of_core_and_lab(built):
-    house = built({"a.py": "1\n2\n", "lab/x.py": "1\n", "lab/deep/y.py": "1\n2\n3\n", "labels/z.py": "1\n2\n3\n4\n5\n"})
-    counts = house.counts()
-    assert [counts[f"{part}_lines"] for part in ("core", "lab", "core_and_lab")] == [7, 4, 11]
-    assert [counts[f"{part}_files"] for part in ("core", "lab", "core_and_lab")] == [2, 2, 4]
-    assert house.lines_by_package(lab=False) == {"recjax/a.py": 2, "recjax/labels": 5}
-
-
-def test_files_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    package = tmp_path / "toy_rooms"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "called.py").write_text("def f():\n    from toy_rooms import imported\n")
-    (package / "imported.py").write_text("from toy_rooms.decorator import mark\n@mark\ndef f(): ...\n")
-    (package / "decorator.py").write_text("def mark(function):\n    return function\n")
-    (package / "thread.py").write_text("def f(): ...\n")
-    (package / "earlier.py").write_text("def f(): ...\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    from toy_rooms import called, earlier, thread  # type: ignore[import-not-found]
-
-    earlier.f()
-    with entered.Entered(package) as tracer:
-        called.f()
-        worker = threading.Thread(target=thread.f)
-        worker.start()
-        worker.join()
-    earlier.f()
-    assert tracer.files == {"toy_rooms/called.py", "toy_rooms/thread.py"}
 
 
 def places(name: str) -> list[str]:

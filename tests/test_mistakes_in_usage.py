@@ -1,69 +1,57 @@
 """A mistake in a command line or a config is one paragraph with place and remedy, status 2, and leaves no folder."""
 
+from pathlib import Path
+
 import pytest
 from support.commands import assert_refused, inside
+
+import recjax
+from recjax.errors import ConfigError
 
 pytestmark = [pytest.mark.full, pytest.mark.shared_programs, pytest.mark.light_compile, pytest.mark.few_programs]
 
 
-@pytest.mark.parametrize(
-    ("change", "patterns"),
-    [
-        ("train.step=3", ["unknown key 'train.step'", "Did you mean train.steps"]),
-        ("trane.steps=3", ["unknown key 'trane.steps'", "Did you mean train.steps"]),
-        ("xyz=3", ["unknown key 'xyz'", "At the top stand seed, data,"]),
-        ("data.path=x", ["it exists only with data=(movietweetings|prepared)"]),
-        ("train.steps", ["'train.steps' is not an override: it has no '='", "Write KEY=VALUE"]),
-        ("train.steps=many", ["train.steps=many: expected an integer", "train.steps=1000"]),
-        ("train.steps=1.5", ["train.steps=1.5: expected an integer"]),
-        ("mesh.devices=0.5", ["mesh.devices=0.5: expected an integer", r"Write for example mesh.devices=8\."]),
-        ("train.shuffle=yes", ["train.shuffle=yes: expected true or false"]),
-        ("train.optimizer.learning_rate=nan", ["expected a finite number"]),
-        ("train.optimizer=sdg", ["expected sgd, adagrad, adam or optax, not 'sdg'"]),
-        ("train=3", ["train is a group of settings", "train.batch_size"]),
-        ("model.top=16-x-1", ["expected a list, each item an integer"]),
-        ("compute_dtype=float16", ["expected float32, tensorfloat32, bfloat16 or float64"]),
-        ("train.batch_size=0", ["train: batch_size is 0; it must be at least 1"]),
-        ("embedding.optimizer.learning_rate=-1", ["embedding.optimizer: learning_rate is -1.0; it must be positive"]),
-        ("seed=-1", ["seed is -1; it must be 0 to 4294967295"]),
-        ("model.top=16-4", ["model: top ends in 4 outputs; it must end in 1"]),
-        ("data.rows=", ["data: rows is empty"]),
-        ("data.ids_per_bag=1,2", ["data: ids_per_bag has 2 values, but rows has 3"]),
-    ],
-)
-def test_a_setting_that_cannot_be(preset, tmp_path, change, patterns):
-    done = inside("train", preset, change, "--out", tmp_path / "run")
-    assert_refused(done, 2, *patterns)
+def test_a_setting_that_cannot_be(preset, tmp_path):
+    """Of the command one; what the trainer's own settings refuse, before anything is compiled."""
+    done = inside("train", preset, "train.steps=1.5", "--out", tmp_path / "run")
+    assert_refused(done, 2, r"train.steps=1.5: expected an integer.* Write for example train.steps=1000\.")
     assert not (tmp_path / "run").exists()
+    for change, pattern in (
+        ("trane.steps=3", "unknown key 'trane.steps'.* Did you mean train.steps"),
+        ("data.path=x", "it exists only with data=(movietweetings|prepared)"),
+        ("mesh.devices=0.5", r"mesh.devices=0.5: expected an integer.* Write for example mesh.devices=8\."),
+        ("train.optimizer=sdg", "expected sgd, adagrad, adam or optax, not 'sdg'"),
+        ("compute_dtype=float16", "expected float32, tensorfloat32, bfloat16 or float64"),
+        ("train.batch_size=0", "train: batch_size is 0; it must be at least 1"),
+        ("embedding.optimizer.learning_rate=-1", "embedding.optimizer: learning_rate is -1.0; it must be positive"),
+        ("seed=-1", "seed is -1; it must be 0 to 4294967295"),
+        ("data.rows=", "data: rows is empty"),
+    ):
+        with pytest.raises(ConfigError, match=pattern):
+            recjax.load(preset, change)
 
 
-@pytest.mark.parametrize(
-    ("name", "patterns"),
-    [
-        ("movietweeting", ["no preset 'movietweeting'", "Did you mean movietweetings?", "Presets: .*movietweetings"]),
-        ("seed=1", ["no preset 'seed=1'"]),
-        ("nowhere/small.py", ["no file 'nowhere/small.py'", "path of a .py file"]),
-    ],
-)
-def test_an_unknown_preset(tmp_path, name, patterns):
-    assert_refused(inside("train", name, "--out", tmp_path / "run"), 2, *patterns)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "patterns"),
-    [
-        ("import nope", ["small.py:1: the preset fails with ModuleNotFoundError"]),
-        ("\nx = (", ["small.py:2: the preset fails with SyntaxError"]),
-        ("", ["the preset must assign a config to the name `config`"]),
-        ("from recjax.config.train import TrainConfig\nconfig = TrainConfig()", ["is a TrainConfig, not a RunConfig"]),
-        ("from recjax.config.run import RunConfig\nconfig = RunConfig(sed=1)", ["small.py:2: .*keyword.*'sed'"]),
-        ("from recjax.config.run import RunConfig\nconfig = RunConfig(seed=-1)", ["small.py:2: seed is -1"]),
-    ],
-)
-def test_a_broken_preset(tmp_path, text, patterns):
-    (tmp_path / "small.py").write_text(text)
-    assert_refused(inside("show", tmp_path / "small.py"), 2, *patterns)
+def test_a_preset_that_is_none(tmp_path, monkeypatch):
+    """More of it: tests/test_preset_files.py."""
+    monkeypatch.chdir(tmp_path)
+    run = "from recjax.config.run import RunConfig\n"
+    for text, pattern in (
+        ("from recjax.config.train import TrainConfig\nconfig = TrainConfig()", "is a TrainConfig, not a RunConfig"),
+        (f"{run}config = RunConfig(sed=1)", "small.py:2: .*keyword.*'sed'"),
+        (f"{run}config = RunConfig(seed=-1)", "small.py:2: seed is -1"),
+    ):
+        Path("small.py").write_text(text)
+        with pytest.raises(ConfigError, match=pattern):
+            recjax.load("small.py")
+    for name, pattern in (
+        ("seed=1", "no preset 'seed=1'"),
+        ("nowhere/small.py", "no file 'nowhere/small.py'.* path of a .py file"),
+    ):
+        with pytest.raises(ConfigError, match=pattern):
+            recjax.load(name)
+    done = inside("train", "movietweeting", "--out", "run")
+    assert_refused(done, 2, "no preset 'movietweeting'.* Did you mean movietweetings.* Presets: .*movietweetings")
+    assert not Path("run").exists()
 
 
 @pytest.mark.parametrize(
@@ -106,14 +94,9 @@ def test_a_broken_preset(tmp_path, text, patterns):
         (["train", "data=clicks.csv"], r"no preset.* To train on this .* data\.from=clicks\.csv data\.label"),
         (["train", "table", "data=clicks.csv"], r"not a file of them\. To train on this .*data\.from=clicks\.csv"),
         (["data", "prepare", "movietweetings"], "required: .*--out"),
+        (["show", "synthetic", "train.steps=", "3"], r"has no '='\. Write KEY=VALUE, without spaces"),
     ],
 )
 def test_wrong_usage(arguments, pattern):
-    last = assert_refused(inside(*arguments), 2, pattern)
-    assert inside(*arguments).err == f"\n{last}\n"
-
-
-@pytest.mark.parametrize("spaced", [("train.steps", "=", "3"), ("train.steps=", "3"), ("train.steps", "=3")])
-def test_a_setting_with_spaces(preset, spaced):
-    done = inside("show", preset, *spaced)
-    assert_refused(done, 2, r"is not an override: it has (no|nothing before its) '='\. Write KEY=VALUE, without spaces")
+    done = inside(*arguments)
+    assert done.err == f"\n{assert_refused(done, 2, pattern)}\n"

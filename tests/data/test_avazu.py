@@ -76,27 +76,6 @@ def test_splits_by_day(tmp_path):
         read(write(tmp_path / "none", []))
 
 
-@pytest.mark.parametrize("change", damage.HARMLESS.values(), ids=damage.HARMLESS)
-@pytest.mark.parametrize("name", ["train.csv", "train"])
-@pytest.mark.parametrize("zipped", [False, True])
-def test_harmless_differences_make_none(tmp_path, change, name, zipped):
-    [plain] = read(write(tmp_path / "plain"))
-    file = write(tmp_path / "raw", name=name) / name
-    file.write_bytes(change(file.read_bytes()))
-    if zipped:
-        damage.zipped(file)
-    [found] = read(tmp_path / "raw")
-    assert all((found.columns[name].keys == column.keys).all() for name, column in plain.columns.items())
-    assert (found.labels == plain.labels).all() and (found.split == plain.split).all()
-
-
-@pytest.mark.parametrize("break_it", damage.FATAL)
-def test_damaged_files(tmp_path, break_it):
-    message = break_it(write(tmp_path / "raw") / "train.csv")
-    with pytest.raises(DataError, match=message):
-        read(tmp_path / "raw")
-
-
 @pytest.mark.parametrize(
     ("bad", "message", "kind"),
     [
@@ -127,18 +106,6 @@ def test_malformed_lines_are_named_or_counted(tmp_path, bad, message, kind):
 def test_another_header_is_refused(tmp_path, head):
     with pytest.raises(DataError, match="train.csv:1: the first line must name click, hour"):
         read(write(tmp_path / "raw", head=head))
-
-
-def test_chunks_can_start_anywhere(tmp_path, monkeypatch):
-    monkeypatch.setattr("recjax.data.text.table._PIECE_BYTES", 300)
-    raw = write(tmp_path / "raw", [*ROWS[:2], line(click=3), *ROWS[2:]])
-    whole = read(raw, skip=True)
-    assert len(whole) > 3 and sum(chunk.rows for chunk in whole) == 6
-    assert sum(chunk.skipped.get("click", 0) for chunk in whole) == 1
-    assert [chunk.done for chunk in whole] == sorted(chunk.done for chunk in whole) and whole[-1].done == 1
-    for start in range(len(whole) + 1):
-        rest = read(raw, skip=True, start=start)
-        assert [(c.labels.tolist(), c.skipped) for c in rest] == [(c.labels.tolist(), c.skipped) for c in whole[start:]]
 
 
 HASHES = st.integers(0, 2**32 - 1)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from support import damage
 
 from recjax.data.datasets import movielens
-from recjax.data.datasets import ratings as ratings_module
 from recjax.data.datasets.movielens import MovieLens
 from recjax.data.prepare.chunk import check_chunk
 from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats
@@ -163,27 +162,6 @@ def test_tags_are_those_given_before_the_rating(tmp_path):
         read(write(tmp_path / "1m", "1m"), tags=3)
 
 
-TAGGED = st.tuples(st.integers(1, 3), st.integers(0, 5), st.integers(0, 5))  # movie, time, text
-
-
-@given(
-    st.lists(TAGGED, max_size=12),
-    st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5)), min_size=1),
-    st.integers(1, 4),
-)
-def test_the_tags_before_are_those_of_a_loop(tagged, rated, most):
-    tagged.sort(key=lambda tag: tag[:2])
-    movies, times, texts = (
-        (np.array(column) for column in zip(*tagged, strict=True)) if tagged else (np.zeros(0, int),) * 3
-    )
-    tags = movielens.Tags(movies, times, texts.astype("S"))
-    found = ratings_module._tags_before(tags, most, *(np.array(column) for column in zip(*rated, strict=True)))
-    truth = [
-        [str(text).encode() for of, at, text in tagged if of == movie and at < time][-most:] for movie, time in rated
-    ]
-    assert bags(found) == truth
-
-
 def test_which_release_a_folder_holds(tmp_path):
     with pytest.raises(DataError, match="none is not a folder. Give the unpacked"):
         read(tmp_path / "none")
@@ -206,33 +184,6 @@ FILES = {
     "1m": ("ratings.dat", "movies.dat", "users.dat"),
     "latest": ("ratings.csv", "movies.csv", "tags.csv"),
 }
-ALL = [(variant, name) for variant in VARIANTS for name in FILES[variant]]
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("change", damage.HARMLESS.values(), ids=damage.HARMLESS)
-@pytest.mark.parametrize("zipped", [False, True])
-def test_harmless_differences_make_none(tmp_path, variant, change, zipped):
-    tags = 3 if variant == "latest" else 0
-    _, plain = read(write(tmp_path / "plain", variant), tags=tags)
-    write(tmp_path / "raw", variant)
-    for name in FILES[variant]:
-        file = tmp_path / "raw" / name
-        file.write_bytes(change(file.read_bytes()))
-        if zipped:
-            damage.zipped(file)
-    _, found = read(tmp_path / "raw", tags=tags)
-    for name, column in plain.columns.items():
-        assert found.columns[name].keys.tolist() == column.keys.tolist()
-    assert found.labels.tolist() == plain.labels.tolist() and found.dense.tolist() == plain.dense.tolist()
-
-
-@pytest.mark.parametrize(("variant", "name"), ALL)
-@pytest.mark.parametrize("break_it", damage.FATAL)
-def test_damaged_files(tmp_path, variant, name, break_it):
-    message = break_it(write(tmp_path / "raw", variant) / name)
-    with pytest.raises(DataError, match=message):
-        read(tmp_path / "raw", variant, tags=3 if variant == "latest" else 0)
 
 
 BAD_LINES = [

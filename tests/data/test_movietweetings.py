@@ -115,16 +115,6 @@ def test_a_small_file_by_hand(tmp_path):
     assert source.about["vocabularies"]["user"]["rows"] == 3
 
 
-def test_gzipped_files_windows_line_ends_and_byte_order_marks_make_no_difference(tmp_path):
-    plain = prepare(CONFIG, write_raw(tmp_path / "raw"), tmp_path / "out")
-    for name in ("ratings.dat", "movies.dat"):
-        file = tmp_path / "raw" / name
-        content = b"\xef\xbb\xbf" + file.read_bytes().replace(b"\n", b"\r\n").removesuffix(b"\r\n")
-        (tmp_path / "raw" / f"{name}.gz").write_bytes(gzip.compress(content))
-        file.unlink()
-    assert prepare(CONFIG, tmp_path / "raw", tmp_path / "gz").fingerprint == plain.fingerprint
-
-
 GOOD = "1::10::8::1000\n"
 
 

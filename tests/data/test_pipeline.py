@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recjax.data import pipeline
 from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.data.pipeline import Order, batches, shares
 from recjax.errors import ConfigError, DataError
@@ -231,16 +230,6 @@ def test_a_window_is_read_once_however_late_one_of_its_batches_is():
     source = Slow([2] * 200 + [400])  # the first batches have more windows than others
     assert numbers(batches(source, "train", 41, epochs=1)) == list(range(800))
     assert sorted(source.reads) == list(range(201))
-
-
-def test_no_window_is_kept_after_its_last_batch(monkeypatch):
-    made = []
-    plain = pipeline._Windows.__init__
-    monkeypatch.setattr(pipeline._Windows, "__init__", lambda self, *how: (made.append(self), plain(self, *how))[1])
-    source = Numbers([3, 8, 1, 9, 4])
-    for how in ({"shuffle": True, "shuffle_blocks": 2}, {"position": 7}, {"part": (3, 4)}, {"end": 13}):
-        assert list(batches(source, "train", 4, epochs=2, **how))
-        assert not made.pop()._open
 
 
 def test_batches_do_not_share_memory():

@@ -94,30 +94,6 @@ def test_too_few_days(tmp_path):
         read(write(tmp_path / "raw"), days=(2, 1))
 
 
-@pytest.mark.parametrize("change", damage.HARMLESS.values(), ids=damage.HARMLESS)
-@pytest.mark.parametrize("zipped", [False, True])
-def test_harmless_differences_make_none(tmp_path, change, zipped):
-    [plain] = read(write(tmp_path / "plain"))
-    for name in NAMES:
-        file = write(tmp_path / "raw") / name
-    for name in NAMES:
-        file = tmp_path / "raw" / name
-        file.write_bytes(change(file.read_bytes()))
-        if zipped:
-            damage.zipped(file)
-    [found] = read(tmp_path / "raw")
-    assert all(values(found, name) == values(plain, name) for name in plain.columns)
-    np.testing.assert_array_equal(found.dense, plain.dense)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("break_it", damage.FATAL)
-def test_damaged_files(tmp_path, name, break_it):
-    message = break_it(write(tmp_path / "raw") / name)
-    with pytest.raises(DataError, match=message):
-        read(tmp_path / "raw")
-
-
 @pytest.mark.parametrize(
     ("files", "message", "kind"),
     [
@@ -156,16 +132,6 @@ def test_files_that_cannot_be_used(tmp_path, files, message):
     for skip in (False, True):
         with pytest.raises(DataError, match=message):
             read(write(tmp_path / "raw", **files), skip=skip)
-
-
-def test_chunks_can_start_anywhere(tmp_path, monkeypatch):
-    monkeypatch.setattr("recjax.data.text.table._PIECE_BYTES", 128)
-    raw = write(tmp_path / "raw", ["1,2,3\n", *ROWS], ads=ADS + "63,1,1,1,1,1\n")
-    whole = read(raw, skip=True)
-    assert len(whole) == 2 and whole[0].skipped == {"number of fields": 1, "adgroup_id": 1}
-    for start in range(len(whole) + 1):
-        rest = read(raw, skip=True, start=start)
-        assert [(c.labels.tolist(), c.skipped) for c in rest] == [(c.labels.tolist(), c.skipped) for c in whole[start:]]
 
 
 IDS = st.integers(0, 30)

@@ -82,21 +82,6 @@ def test_only_strictly_older_reviews_are_history(tmp_path_factory, drawn):
             np.testing.assert_allclose(known, [len(older), np.mean(older) if older else NAN], rtol=1e-12)
 
 
-@pytest.mark.parametrize("change", damage.HARMLESS.values(), ids=damage.HARMLESS)
-@pytest.mark.parametrize("zipped", [False, True])
-def test_harmless_differences_make_none(tmp_path, change, zipped, monkeypatch):
-    [plain] = read(write(tmp_path / "raw"))
-    monkeypatch.setattr("recjax.data.text.json_lines._PIECE_BYTES", 100)
-    for name in NAMES:
-        file = tmp_path / "raw" / name
-        file.write_bytes(change(file.read_bytes()))
-        if zipped:
-            damage.zipped(file)
-    [found] = read(tmp_path / "raw")
-    assert all(values(found, name) == values(plain, name) for name in plain.columns)
-    np.testing.assert_array_equal(found.dense, plain.dense)
-
-
 def changed(objects, at, **more):
     made = [dict(each) for each in objects]
     made[at] |= more
@@ -143,24 +128,6 @@ def test_text_that_is_not_utf8(tmp_path):
     file.write_bytes(file.read_bytes().replace(b'"u3"', b'"\xff"'))
     with pytest.raises(DataError, match="review.json:4: not valid JSON"):
         read(tmp_path / "raw")
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("break_it", damage.FATAL)
-def test_damaged_files(tmp_path, name, break_it):
-    message = break_it(write(tmp_path / "raw") / name)
-    with pytest.raises(DataError, match=message):
-        read(tmp_path / "raw")
-
-
-def test_chunks_can_start_anywhere(tmp_path, monkeypatch):
-    monkeypatch.setattr("recjax.data.datasets.readers._CHUNK_ROWS", 2)
-    raw = write(tmp_path / "raw", lines(REVIEWS) + "x\n")
-    whole = read(raw, skip=True)
-    assert [chunk.rows for chunk in whole] == [2, 2, 1] and [c.skipped for c in whole] == [{"JSON": 1}, {}, {}]
-    for start in range(len(whole) + 1):
-        rest = read(raw, start, skip=True)
-        assert [values(c, "user") for c in rest] == [values(c, "user") for c in whole[start:]]
 
 
 @pytest.mark.full

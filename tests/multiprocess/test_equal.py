@@ -1,14 +1,10 @@
 """Several processes give the numbers of one: losses, tables, slots and dense part, after 50 steps in float64."""
 
-import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 from support.commands import lines_of, write_preset
 from support.processes import assert_equal, train_together
-
-from recjax.planning.machine_file import open_machine, write
 
 pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_compile, pytest.mark.few_programs]
 
@@ -59,16 +55,6 @@ AVERAGED = [
 def test_two_processes_of_two_devices(how: str, alone: Path, tmp_path: Path) -> None:
     train_together(2, tmp_path / "run", write_preset(tmp_path), [*COMMON, *SPREAD, "mesh.devices=4", *HOW[how]])
     assert_equal(alone, tmp_path / "run", 1e-9)
-
-
-def test_two_processes_choose_one_plan_by_their_compiled_steps(alone: Path, tmp_path: Path) -> None:
-    """Each of them compiles and compares the plans by itself."""
-    write(dataclasses.replace(open_machine("h100"), platform="cpu"), tmp_path / "machine.json")
-    chosen = ["plan=auto", f"planner.machine={tmp_path / 'machine.json'}", "planner.compile=1", "mesh.devices=4"]
-    train_together(2, tmp_path / "run", write_preset(tmp_path), [*COMMON, *chosen])
-    assert_equal(alone, tmp_path / "run", 1e-9)
-    choice = json.loads((tmp_path / "run/choice.json").read_text())
-    assert "were compiled" in json.dumps(choice), choice
 
 
 @pytest.mark.wide

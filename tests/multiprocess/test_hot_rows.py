@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from support import forked
-from support.commands import steps_of, write_preset
-from support.processes import assert_equal, environment, free_port, train_together
+from support.commands import write_preset
+from support.processes import environment, free_port
 
 pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_compile, pytest.mark.few_programs]
 
@@ -15,31 +15,6 @@ pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_comp
 COMMON = ["compute_dtype=float64", "data.zipf=0", "train.checkpoint_every=0", "train.eval_every=24"]
 # Of 550 rows; ids of all are alike frequent, so that each period has a set of its own.
 MANY = ["embedding.hot.rows=120", "embedding.hot.batches=2", "embedding.hot.refresh=5"]
-FEW = ["embedding.hot.rows=35", "embedding.hot.batches=3", "embedding.hot.refresh=7"]
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One process with two devices."""
-    folder = tmp_path_factory.mktemp("alone")
-    settings = [*COMMON, "mesh.devices=2", "plan=row_wise", "train.steps=24"]
-    train_together(1, folder / "run", write_preset(folder), settings)
-    return folder / "run"
-
-
-def test_they_get_the_numbers_of_one_and_resume_with_other_hot_rows(alone: Path, tmp_path: Path) -> None:
-    """Each a host with a copy, they stop within a period, and go on in another as two replica groups.
-
-    Then each of two devices has a copy.
-    """
-    preset, out = write_preset(tmp_path), tmp_path / "run"
-    hosts = [*COMMON, *MANY, "mesh.devices=4", "mesh.hosts=2", "plan=table_row_wise", "train.steps=13"]
-    hosts.append("embedding.hot.copies=host")
-    train_together(2, out, preset, hosts)
-    groups = [*COMMON, *FEW, "mesh.devices=4", "mesh.replicas=2", "plan=column_wise", "train.steps=24"]
-    train_together(2, out, preset, groups)
-    assert steps_of(out, "train") == list(range(1, 25))
-    assert_equal(alone, out, 1e-9)
 
 
 # What process 1 counts later on is something else, as if its data were.

@@ -50,9 +50,3 @@ def test_all_take_the_choice_of_process_0(tmp_path: Path) -> None:
     assert statuses == [0, 0], said
     assert "told: by table: 8 of 12 by kernels, the others by XLA" in said[1]
     assert (tmp_path / "run/products.json").exists()
-
-
-def test_all_end_with_its_refusal(tmp_path: Path) -> None:
-    statuses, said = in_two(tmp_path, write_table(tmp_path / "table.json", times(), cpu="another"))
-    assert statuses == [2, 2], said
-    assert all("was measured on another machine (cpu: another there, " in text for text in said)

@@ -1,4 +1,4 @@
-"""Tables in several segments by several processes: the numbers of one process, and checkpoints that it reads."""
+"""Tables in several segments, some of which pool, by several processes: one's numbers, and checkpoints it reads."""
 
 from pathlib import Path
 
@@ -7,17 +7,20 @@ from support.commands import write_preset
 from support.processes import assert_equal, train_together
 
 from recjax.embedding.plan import Plan
-from recjax.embedding.segment import RowIds, Segment
+from recjax.embedding.segment import Exchange, RowIds, Segment
 
 pytestmark = [pytest.mark.full, pytest.mark.wide, pytest.mark.multiprocess]
 
 # Row-wise Adagrad, D = 8, one table of each kind of bag.
 COMMON = ["compute_dtype=float64", "data.zipf=0", "train.steps=24", "train.checkpoint_every=0", "train.eval_every=24"]
-HOT, LEFT, RIGHT = RowIds((0, 3, 4, 17)), (0, 4), (4, 8)
+HOT, LEFT, RIGHT, POOLED = RowIds((0, 3, 4, 17)), (0, 4), (4, 8), Exchange(kind="pooled")
 PLAN = Plan(
     {
-        "sparse_0": (Segment("table_wise", columns=LEFT, owners=1), Segment("row_wise", columns=RIGHT)),
-        "sparse_1": (Segment("data_parallel", HOT), Segment("row_wise", "rest")),
+        "sparse_0": (
+            Segment("table_wise", columns=LEFT, owners=1, exchange=POOLED),
+            Segment("table_row_wise", columns=RIGHT, exchange=POOLED),
+        ),
+        "sparse_1": (Segment("data_parallel", HOT), Segment("table_wise", "rest", owners=1, exchange=POOLED)),
         "sparse_2": (
             Segment("row_wise", HOT, owners=(1, 0)),
             Segment("table_wise", "rest", columns=LEFT),

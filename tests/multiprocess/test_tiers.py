@@ -172,19 +172,6 @@ def ended(program: str, tmp_path: Path, *settings: str) -> tuple[list[int], list
     return [process.returncode for process in both], said
 
 
-# The disk of process 1 is full in the middle of a run.
-FULL = """
-sent = []
-
-def write(transfers, pieces_Nx4, direct, plain=Transfers.write):
-    sent.append(int(pieces_Nx4[:, 2].sum()))
-    if distributed.process() == 1 and sum(sent) > 2**16:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    return plain(transfers, pieces_Nx4, direct)
-
-Transfers.write = write
-"""
-
 # After some batches process 1 gives the slots of rows that go to others than process 0 does. (A supervised child is a
 # fork, and patches once more.)
 ASTRAY = """
@@ -194,13 +181,6 @@ def victims(directory, count, plain=Directory._victims):
 
 Directory._victims = victims
 """
-
-
-def test_a_full_disk_of_one_ends_both_with_its_name(tmp_path: Path) -> None:
-    statuses, said = ended(FULL, tmp_path, *on_disk(tmp_path / "disk"))
-    assert statuses == [4, 1], said
-    assert all("No space left on device" in text and "a scratch file of tier.disk" in text for text in said), said
-    assert "process 1 (" in said[0] and "failed" in said[0]
 
 
 def test_a_process_that_decides_otherwise_ends_both(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -211,36 +210,6 @@ def test_a_name_that_is_nearly_right(preset: Path) -> None:
 def test_a_wrong_plan_is_refused_before_there_are_devices(preset: Path, tmp_path: Path) -> None:
     options = ("plan=balance", "mesh.platform=gpu", "--out", tmp_path / "run")  # which there is not
     assert_refused(inside("train", preset, *options), 2, "Did you mean balanced?")
-
-
-@pytest.mark.full
-def test_training_does_not_depend_on_it(preset: Path, tmp_path: Path) -> None:
-    """Float64, four devices, tables split by columns and by rows: the losses of whole rows spread over all devices."""
-    rows, bags = "data.rows=20000,5000,6000,7000,5000,6000,4000,3000", "data.ids_per_bag=1,1,2,1,3,1,1,8"
-    data = (rows, bags, "data.weighted=false")
-    short = ("train.epochs=1", "data.train_rows=640", "data.test_rows=64")
-    dims = ("embedding.dim=64", "embedding.tables.sparse_0.dim=128", "embedding.tables.sparse_2.dim=128")
-    exact = (*dims, "model.interaction=cat", "compute_dtype=float64", *data, *short)
-
-    def losses(out: str, *options: str) -> list[float]:
-        done = inside("train", preset, *exact, *options, "--out", tmp_path / out)
-        assert done.status == 0, done.err
-        lines = map(json.loads, (tmp_path / out / "metrics.jsonl").read_text().splitlines())
-        return [line["loss"] for line in lines if line["split"] == "train"]
-
-    rows_travel = "embedding.exchange.kind=rows"
-    split = inside("plan", preset, *exact, "mesh.devices=4", "plan=balanced", rows_travel, "--json").result["tables"]
-    assert {table["placement"] for table in split.values()} == {"table_wise", "row_wise"}
-    assert {len(table.get("segments", ())) for table in split.values()} == {0, 2, 4}  # all of 32 columns
-    chosen = inside("plan", preset, *exact, "mesh.devices=4", "plan=balanced", "--json").result["tables"]
-    assert {table["exchange"]["kind"] for table in chosen.values()} == {"rows", "pooled"}
-    expected = losses("rows", "mesh.devices=4", "plan=row_wise")
-    np.testing.assert_allclose(losses("balanced", "mesh.devices=4", "plan=balanced"), expected, rtol=1e-9, atol=0)
-    half = len(expected) // 2
-    first = losses("resumed", "mesh.devices=4", "plan=balanced", rows_travel, f"train.steps={half}")
-    assert len(first) == half
-    resumed = losses("resumed", "mesh.devices=3", "plan=balanced")
-    np.testing.assert_allclose(resumed, expected, rtol=1e-9, atol=0)
 
 
 def test_the_plan_says_what_devices_allocate():

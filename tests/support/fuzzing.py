@@ -79,6 +79,11 @@ ONE_M = {
     "movies.dat": MOVIETWEETINGS["movies.dat"],
     "users.dat": "".join(f"{i}::F::25::{i}::4806{i}\n" for i in range(5)),
 }
+HUNDRED_K = {
+    "u.data": "".join(f"{i % 5}\t{i % 3}\t{1 + i % 5}\t{10**9 + i}\n" for i in range(20)),
+    "u.item": "".join(f"{i}|Misérables (199{i})|01-Jan-1995|||{'|'.join('01'[i % 2] * 19)}\n" for i in range(3)),
+    "u.user": "".join(f"{i}|2{i}|F|other|T8H1{i}\n" for i in range(5)),
+}
 SWEEP = """\
 preset = "synthetic"
 overrides = ["train.epochs=1"]
@@ -273,6 +278,7 @@ TARGETS: dict[str, Target] = {
     ),
     "movielens, CSV": Target(texts(LATEST), chunks(movielens.open_raw, movielens.MovieLens(tags=2)), zipped=True),
     "movielens, ::": Target(texts(ONE_M), chunks(movielens.open_raw, movielens.MovieLens()), zipped=True),
+    "movielens, tabs": Target(texts(HUNDRED_K), chunks(movielens.open_raw, movielens.MovieLens()), zipped=True),
     "yelp": Target(yelp_support.write, chunks(yelp.open_raw, yelp.Yelp()), zipped=True),
     "yelp, skipping": Target(yelp_support.write, chunks(yelp.open_raw, yelp.Yelp(on_error="skip")), zipped=True),
     "table, CSV": Target(write_table("csv"), read_table, zipped=True, grow=grow_table("csv")),

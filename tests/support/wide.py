@@ -12,13 +12,7 @@ RESUME = "train/test_resume.py and test_golden_run.py resume; multiprocess/test_
 WIDE = {
     "embedding/test_hot_rows.py::test_tables_stay_as_they_are": CONTRACT,
     "multiprocess/test_elastic.py::test_unequal_data_and_a_stalled_process": "its neighbour, and test_distributed.py",
-    "multiprocess/test_equal.py::test_two_processes_choose_one_plan": "planning/ has the choice; its neighbour",
-    "multiprocess/test_hot_rows.py::test_they_get": "multiprocess/test_equal.py and train/test_hot.py",
-    "multiprocess/test_pooled.py": "multiprocess/test_equal.py and train/test_contract.py",
-    "multiprocess/test_products.py::test_all_end": "its neighbour, and train/test_products.py",
     "multiprocess/test_python.py::test_fit_in_two_processes[initialize": "multiprocess/test_elastic.py kills, too",
-    "multiprocess/test_tiers.py::test_a_full_disk": "tiers/ has a full disk, test_distributed.py an end of both",
-    "planning/test_balance.py::test_training_does_not_depend_on_it": CONTRACT,
     "planning/test_balance_presets.py": "planning/test_balance.py has the same by hand-worked cases",
     "serving/test_damaged_exports.py::test_many_edits_of_a_sealed_manifest[records-0": "[records-1048576], [plain-0]",
     "serving/test_export.py::test_models_and_encodings[bfloat16": "[int4] and [none], and test_on_disk.py",

@@ -145,11 +145,3 @@ def test_a_row_of_the_next_batch_stays() -> None:
         small.admit()
         shown(small, {1, 3})
         small.admit()
-
-
-def test_queues_stay_short() -> None:
-    directory = Directory(100, 100)
-    for step in range(300):
-        shown(directory, set(range(step % 7, 90)))
-        directory.admit()
-    assert directory._entries <= 4 * 100

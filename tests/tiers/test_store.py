@@ -92,30 +92,6 @@ def test_a_flipped_bit_is_noticed_and_named(tmp_path: Path) -> None:
     places.close()
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_record_is_written_by_itself_where_the_disk_takes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
-) -> None:
-    if whole:
-        whole_blocks(monkeypatch)
-    places = filled(tmp_path)
-    if places._file.unit == 4096 and not whole:
-        pytest.skip("the disk takes whole blocks alone")
-    places.write(np.arange(400, 520, dtype=np.int32), np.zeros((120, 576), np.uint8))
-    sizes: list[int] = []
-    read, write = places._file.units_read, places._transfers.write
-
-    def noted(pieces_Nx4: np.ndarray, direct: bool) -> None:
-        sizes.extend(pieces_Nx4[:, 2].tolist())
-        write(pieces_Nx4, direct)
-
-    monkeypatch.setattr(places._transfers, "write", noted)
-    places._to_disk(np.array([9, 5, 6, 301]), np.arange(4))
-    assert sorted(sizes) == ([4096, 4096 * 2] if whole else [1024, 1024, 2048])  # blocks 1 and 2, and 75
-    assert places._file.units_read - read == (3 if whole else 0)
-    places.close()
-
-
 def test_a_full_disk_and_one_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = filled(tmp_path)
 

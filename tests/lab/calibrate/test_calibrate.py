@@ -3,18 +3,14 @@
 import dataclasses
 import json
 import math
-import time
-import weakref
 from types import SimpleNamespace
 
 import jax
-import numpy as np
 import pytest
 from support.commands import assert_refused, inside
 
 from recjax.errors import DeviceError
 from recjax.lab.calibrate import calibrate, cases, device_times, kernel_cases, rates
-from recjax.lab.calibrate import host_cases as host_module
 from recjax.lab.calibrate.host_cases import host_cases
 from recjax.lab.calibrate.overhead_cases import overheads_of
 from recjax.lab.predict import in_training
@@ -23,7 +19,6 @@ from recjax.planning.graph import read_graph
 from recjax.planning.machine import SIZES
 from recjax.planning.machine_file import open_machine
 
-NOTHING = calibrate._Timed(cases.Case("empty", {}, lambda: lambda: None), lambda: None)
 FEW = ("matmul.nn_f32", "copy", "elementwise", "transcendental", "scatter.sorted")
 
 
@@ -48,113 +43,6 @@ def test_dispatching_is_timed_with_few_arrays_and_with_many(quick):
     cases_of = [case for case in host_cases(make_mesh(MeshConfig(1, "cpu")), quick) if case.kernel == "host_dispatch"]
     arrays = [case.sizes["arguments"] for case in cases_of if not case.held_out]
     assert min(arrays) == 4 and max(arrays) == (64 if quick else 256)
-
-
-def test_what_a_case_returns_is_gone_before_it_runs_again():
-    """So that it is the same memory that it writes to, and not fresh pages."""
-
-    def run():
-        assert not held or held[-1]() is None
-        made = np.zeros(8)
-        held.append(weakref.ref(made))
-        return made
-
-    held = []
-    timed = calibrate._Timed(cases.Case("copy", {"bytes": 64.0}, lambda: run), run)
-    timed.measure(0.0, NOTHING)
-    assert len(held) == 4 and len(timed.middle_s) == 1  # the first does not count
-
-
-def test_the_first_run_of_a_pass_does_not_count():
-    seconds = iter([100.0, 1.0, 2.0, 30.0])
-    case = cases.Case("host_read", {}, lambda: lambda: next(seconds), dispatched=False)
-    timed = calibrate._Timed(case, case.make())
-    timed.measure(0.0, NOTHING)
-    assert timed.middle_s == [2.0]
-
-
-def test_a_short_case_is_measured_by_turns_with_an_empty_program(monkeypatch):
-    """An empty program takes 3 s, then 7; the case 2 s longer than whichever is beside it; both often."""
-
-    class Clock:
-        now = 0.0
-
-        def perf_counter(self):
-            return Clock.now
-
-        process_time = perf_counter
-
-    def takes(longer_s):
-        def run():
-            runs.append(longer_s)
-            Clock.now += longer_s + (3.0 if Clock.now < 1000 else 7.0)
-
-        return run
-
-    runs = []
-    monkeypatch.setattr(calibrate, "time", Clock())
-    monkeypatch.setattr(calibrate, "_LEAST_S", 400.0)
-    case = cases.Case("copy", {"bytes": 64.0}, lambda: None)
-    empty, timed = calibrate._Timed(case, takes(0)), calibrate._Timed(case, takes(2))
-    timed.measure(0.0, empty)  # a pass of four runs
-    assert runs == [2, 0] * 4
-    for _ in range(3):
-        timed.measure(500.0, empty)  # at (2 + 3 + 3) s a turn, 50 of them; later, at 16, 25
-    assert timed.middle_s == [2.0] * 4 == timed.cpu_s and Clock.now > 1200 and len(runs) > 8 + 2 * (50 + 25)
-
-
-def test_what_is_held_out_is_measured_three_times_a_pass():
-    visits = []
-
-    def one(held_out):
-        case = cases.Case("copy", {"bytes": 64.0}, lambda: None, held_out)
-        return SimpleNamespace(case=case, measure=lambda budget_s, empty: visits.append(held_out))
-
-    calibrate._one_pass([one(False), one(True)], [], calibrate.QUICK, 0, math.inf, lambda: None)
-    assert sorted(visits) == [False, True, True, True]
-
-
-def test_a_batch_has_its_share_of_reading_a_window_of_which_few_are():
-    """Batches of a quarter of a window: every fourth takes 20 s longer than the second of the others.
-
-    Where batches are two fifths of a window, the first, third, sixth, eighth, ... open one.
-    """
-
-    class Turn:
-        def __init__(self, opening, every):
-            self.seconds, self.count, self.opening, self.every = {}, 0, opening, every
-
-        def read(self):
-            self.seconds["host_read"] = 21.0 if self.count % self.every in self.opening else 1.0
-            self.count += 1
-
-        run = read
-
-    of_quarters = host_module._Reading(Turn((0,), 4), host_module._WINDOW // 4)
-    assert [of_quarters.run() for _ in range(10)] == [6.0] * 10  # 1 + 20 / 4
-    across = host_module._Reading(Turn((0, 2), 5), 2 * host_module._WINDOW // 5)
-    assert [across.run() for _ in range(10)] == [pytest.approx(9.0, abs=1e-3)] * 10  # 1 + 20 * 2 / 5
-    whole = host_module._Reading(Turn((0,), 4), host_module._WINDOW)
-    assert [whole.run() for _ in range(4)] == [1.0, 1.0, 21.0, 1.0]  # two were read before
-
-
-def test_a_stage_of_the_host_finds_the_caches_as_devices_leave_them(monkeypatch):
-    passed = []
-    monkeypatch.setattr(host_module, "_memory", lambda: (passed.append(0) or np.ones(2), np.zeros(2)))
-    made = {case.kernel: case for case in reversed(list(host_cases(make_mesh(MeshConfig(1, "cpu")), True)))}
-    made["host_pack"].make()()
-    assert len(passed) == 3  # before reading, routing and packing
-    made["host_dispatch"].make()()
-    assert len(passed) == 3 + 4
-    for kernel, case in made.items():
-        assert (case.beside is not None) == kernel.startswith(("host_read", "host_route"))  # what worker threads do
-    made["host_route"].beside()()
-    assert len(passed) == 7
-
-
-def test_a_peak_rate_is_of_what_took_long_enough_to_be_timed():
-    assert rates._peak([(1.0, 900.0), (200.0, 50.0), (3000.0, 40.0)]) == 50
-    assert rates._peak([(1.0, 900.0), (2.0, 600.0)]) == 600
 
 
 def test_passes_are_over_as_many_elements_as_batches_have():
@@ -197,18 +85,6 @@ def test_a_machine_has_a_point_for_each_case_and_the_error_of_those_held_out(few
     assert sum(a != b for a, b in zip(turns, turns[1:], strict=False)) > len(FEW) * calibrate.QUICK.passes
 
 
-@pytest.mark.full
-def test_what_is_measured_between_the_passes_takes_none_of_their_time(few, monkeypatch):
-    """An hour each time, by a clock of the test's own."""
-    hours, said = [], []
-    clock = SimpleNamespace(perf_counter=time.perf_counter, process_time=time.process_time)
-    clock.monotonic = lambda: time.monotonic() + 3600 * len(hours)
-    monkeypatch.setattr(calibrate, "time", clock)
-    effort = dataclasses.replace(calibrate.QUICK, case_s=0.0, limit_s=600)
-    calibrate.calibrate(make_mesh(MeshConfig(1, "cpu")), effort, said.append, "mine", lambda: hours.append(1))
-    assert len(hours) == 2 * effort.passes == 2 * sum("pass " in line for line in said)
-
-
 def test_where_compiling_takes_too_long_each_class_has_fewer_points(few):
     """The 1st, 6th and 12th of the products of 256 or 4096 by 1, 16 or 256 by 16 or 256 stay, and a line says so."""
     said, mesh = [], make_mesh(MeshConfig(1, "cpu"))
@@ -235,26 +111,6 @@ def test_every_class_is_measured_over_the_sizes_that_the_machine_file_has():
         assert not (case.held_out and case.sizes in points)
 
 
-def compiled_text(function, arguments):
-    return jax.jit(function).lower(*cases.shapes(arguments)).compile().as_text()
-
-
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
-def test_a_product_is_of_the_layout_that_its_class_names(layout):
-    texts = []
-    run = cases.runner
-
-    def kept(function, *arguments):
-        texts.append(compiled_text(function, arguments))
-        return run(function, *arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel_cases, "runner", kept)
-        assert kernel_cases._matmul(layout, "f32", 40, 24, 56)().shape == (40, 24)
-    works = [w for n in read_graph(texts[0], 1).nodes for w in n.works if w.kernel.startswith("matmul")]
-    assert [(w.kernel, dict(w.sizes)) for w in works] == [(f"matmul.{layout}_f32", {"m": 40, "n": 24, "k": 56})]
-
-
 @pytest.mark.parametrize(
     "case",
     [
@@ -278,31 +134,6 @@ def test_a_batched_product_is_read_as_the_class_that_measures_it(case):
         case.make()
     works = [w for n in read_graph(texts[0], 1).nodes for w in n.works if w.kernel.startswith("batched_matmul")]
     assert [(w.kernel, dict(w.sizes)) for w in works] == [(case.kernel, case.sizes)]
-
-
-def test_arguments_are_there_while_a_case_is_measured_and_no_longer():
-    """All cases' together would take gigabytes; a run that counts finds them made."""
-    made = []
-
-    def make():
-        array = kernel_cases._values((8,)).make()
-        made.append(weakref.ref(array))
-        return array
-
-    argument = cases.Argument((8,), np.float32, make)
-    run = cases.runner(lambda x: x + 1, argument)
-    timed = calibrate._Timed(cases.Case("copy", {"bytes": 64.0}, lambda: run), run)
-    assert not made
-    timed.measure(0.0, NOTHING)
-    timed.measure(0.0, NOTHING)
-    assert [ref() for ref in made] == [None, None]
-
-
-def test_an_update_in_place_goes_on_from_its_own_result():
-    run = cases.in_place(lambda x, y: x + y, kernel_cases._table_of(2, 3), kernel_cases._values((2, 3)))
-    with run.ready():
-        run()
-        run()  # a donated array may not be read again
 
 
 @pytest.mark.full
@@ -339,15 +170,6 @@ def test_a_damaged_machine_file_is_refused_before_anything_is_compiled(tmp_path)
     done = inside("plan", "synthetic", "--predict", "--machine", bad)
     assert_refused(done, 3, "machine.json: .* is missing")
     assert "compiling" not in done.err
-
-
-def test_a_collective_of_more_devices_than_cores_counts_as_if_each_had_one():
-    """Eight on two cores: a schedule of eight gives each a quarter of a core, and makes four times 10 us of it."""
-    timed = calibrate._Collective.__new__(calibrate._Collective)
-    timed.kind, timed.bytes, timed._ranks, timed.middle_s = "all_reduce", 4096, 8, [40e-6, 30e-6, 50e-6]
-    assert timed.point(2).us == pytest.approx(10)
-    assert timed.point(None).us == timed.point(16).us == pytest.approx(40)
-    assert timed.point(2).sizes == {"bytes": 4096.0, "devices": 8.0}
 
 
 def kernels(module, *lengths):

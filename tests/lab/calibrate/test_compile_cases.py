@@ -1,6 +1,5 @@
 """Kernels that are compiled by several threads, and which of them are left out where that takes too long."""
 
-import dataclasses
 import math
 import threading
 import time
@@ -29,22 +28,6 @@ def threads(monkeypatch, count):
 
 def nothing(*_):
     return None
-
-
-@pytest.mark.parametrize(
-    ("count", "order"),
-    [
-        (0, []),
-        (1, [0]),
-        (2, [0, 1]),
-        (3, [0, 2, 1]),
-        (4, [0, 3, 1, 2]),
-        (5, [0, 4, 2, 1, 3]),
-        (9, [0, 8, 4, 2, 6, 1, 5, 3, 7]),
-    ],
-)
-def test_any_first_few_sizes_are_spread_over_a_class(count, order):
-    assert compile_cases._spread(count) == order
 
 
 def test_all_are_compiled_at_a_time_and_come_in_their_order(monkeypatch):
@@ -122,16 +105,3 @@ def test_time_that_is_left_is_shared_by_all_classes(monkeypatch):
     cases = [*of_class("copy", make, 9), *of_class("sort", make, 9)]
     compiled(cases, jax.devices()[0], 7.5, nothing)
     assert made == [(kernel, number) for number in (0, 8, 4, 2) for kernel in ("copy", "sort")]
-
-
-def test_cases_are_compiled_for_the_device_that_is_asked_for():
-    """By threads of their own, in which what the caller says by a context does not hold."""
-    from recjax.lab.calibrate import cases, kernel_cases
-
-    device = jax.devices()[5]
-    case = dataclasses.replace(
-        of_class("copy", nothing, 1)[0], make=lambda: cases.runner(lambda x: x * 2, kernel_cases._values((8,)))
-    )
-    with jax.default_device(device):
-        (run,) = compiled([case], device, math.inf, nothing)
-        assert run().devices() == {device}

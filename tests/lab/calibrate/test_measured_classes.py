@@ -5,18 +5,9 @@ import math
 
 import pytest
 
-from recjax.lab.calibrate import measured_classes
 from recjax.lab.calibrate.measured_classes import Seen, with_classes
 from recjax.planning.machine import Point, Quantity
 from recjax.planning.machine_file import open_machine
-
-
-def test_the_repeat_error_is_of_two_halves_of_the_passes():
-    """One size takes 4 us and 1 us, with 2 us to start: twice as long. Another one takes 1 us in both."""
-    passes_s = [[4e-6, 1e-6, 4e-6, 1e-6], [1e-6, 1e-6, 1e-6], [7e-6]]
-    assert measured_classes._repeat(passes_s, 2e-6) == pytest.approx(2**0.5)
-    assert measured_classes._repeat([[7e-6]], 2e-6) is None
-    assert measured_classes._repeat([[-1e-6, 0.05e-6]], 0.0) == 1  # no time is below what the clock can tell
 
 
 def test_points_are_smoothed_with_the_start_of_a_kernel_and_judged_by_what_is_held_out():

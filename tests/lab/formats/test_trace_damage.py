@@ -13,7 +13,6 @@ from support.traces import by_hand, chakra_graph, longer, pytorch, save
 
 from recjax.errors import ConfigError, DataError
 from recjax.lab.formats import FORMATS, fields, read_trace
-from recjax.utils import strict_json
 
 QUICK = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -154,15 +153,6 @@ def test_steps_that_are_all_alike_stay_within_the_ratio(tmp_path):
         path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), 9))
         path.unlink()
     assert len(read_trace(tmp_path).ranks[0]) == 5 * 400  # without the times of computing
-
-
-def test_a_trace_is_parsed_once(tmp_path, monkeypatch):
-    save(by_hand(), tmp_path)
-    texts = []
-    real = strict_json.parse
-    monkeypatch.setattr(strict_json, "parse", lambda text, most=None: texts.append(text) or real(text, most))
-    read_trace(tmp_path)
-    assert len(texts) == 4 == len(set(texts))
 
 
 def test_a_file_of_more_values_than_a_trace_may_have(tmp_path, monkeypatch):

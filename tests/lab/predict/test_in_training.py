@@ -2,12 +2,8 @@
 
 import dataclasses
 import os
-import time
 from types import SimpleNamespace
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from support.machines import MACHINE
 
@@ -16,34 +12,6 @@ from recjax.lab.predict import in_training as module
 from recjax.lab.predict.in_training import Busy
 from recjax.planning.machine import OVERHEADS
 from recjax.planning.machine_file import parse, write
-
-
-def test_cpu_time_is_of_python_threads_or_of_others():
-    (host, _), began = module._busy(), time.thread_time()
-    while time.thread_time() - began < 0.05:
-        pass
-    middle = module._busy()
-    assert middle[0] - host >= 50_000
-
-    product = jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda _, x: jnp.tanh(x @ x), x))
-    x = product(jnp.ones((256, 256)))
-    while (after := module._busy())[1] - middle[1] < 50_000:  # by the pool of XLA alone
-        x = product(x)
-    assert sum(after) == pytest.approx(time.process_time() * 1e6, abs=50_000)
-
-
-@pytest.mark.parametrize(("host", "kernels"), [([100, 100, 100], [250, 500, 1000]), ([300, 200, 100], [250, 250, 250])])
-def test_ratios_are_those_that_give_the_cpu_time_of_all_threads(host, kernels):
-    for ratios in ((1.7, 1.3), (1.0, 1.4), (2.5, 1.0)):
-        alone_Rx2 = np.array([host, kernels], float).T
-        found = 1 + module._over_one(alone_Rx2 / (alone_Rx2 @ ratios)[:, None])
-        assert found == pytest.approx(ratios, rel=0.06)  # nearer to each other than they are
-        assert module._over_one(alone_Rx2 / (alone_Rx2 @ (0.8, 0.7))[:, None]) == pytest.approx([0, 0])
-
-
-def test_ratios_are_alike_where_references_do_not_tell_them_apart():
-    alone_Rx2 = np.array([[100.0, 300.0], [200.0, 600.0]])
-    assert module._over_one(alone_Rx2 / 1.5 / alone_Rx2.sum(axis=1)[:, None]) == pytest.approx([0.5, 0.5])
 
 
 def test_what_a_training_takes_goes_into_the_machine(monkeypatch, tmp_path):

@@ -10,7 +10,6 @@ from support.traces import ALL, HALVES, by_hand
 
 from recjax.errors import ConfigError, DataError
 from recjax.lab.formats.trace import COMPUTE, Event, Trace
-from recjax.lab.replay import profile
 from recjax.lab.replay import replay as replays
 from recjax.lab.replay.microbenchmark import chain, fit, sweep
 from recjax.lab.replay.program import shrink, slots
@@ -226,34 +225,6 @@ def passing(monkeypatch, every):
     (memory,) = re.findall(r"(%\S+) = f32\[1,8388608\]\S* parameter\(", entry)
     lines = re.findall(r"^ +(?:ROOT )?%(\S+) = (.*)$", entry, re.MULTILINE)
     return prepared, [(name, bool(re.search(rf"{re.escape(memory)}[,)]", line))) for name, line in lines]
-
-
-@pytest.mark.parametrize("every, passes", [(1, 6), (2, 3), (6, 1)])
-def test_memory_may_be_passed_over_before_some_collectives_alone(every, passes, monkeypatch):
-    """32 MiB before each of six, before every second, or before the first alone: in turn with the collectives."""
-    prepared, instructions = passing(monkeypatch, every)
-    (names,) = (names for _, names in prepared._programs)
-    slot_of = {name: slot for slot, of_slot in names.items() for name in of_slot}
-    turns = ["read" if reads else slot_of[name] for name, reads in instructions if reads or name in slot_of]
-    expected = [turn for slot in range(6) for turn in (["read", slot] if slot % every == 0 else [slot])]
-    assert turns == expected and turns.count("read") == passes
-
-
-def test_a_pass_over_memory_is_no_part_of_what_a_collective_takes(monkeypatch):
-    """A millisecond of passing, then 5 us of a collective, by a clock of the test's own; and it runs on a real one."""
-    prepared, instructions = passing(monkeypatch, 1)
-    ((_, names),) = prepared._programs
-    spans, now = [], 0
-    for name, reads in instructions:
-        took_ns = 10**6 if reads else 5000 if [name] in names.values() else 0
-        spans.append(profile.Span(name, now, now + took_ns))
-        now += took_ns
-    lines = {(rank, 0): tuple(spans) for rank in range(2)}
-    took, began = replays._measured(lines, names, prepared._parts[0], 1, mesh(2))
-    assert [ns.tolist() for ns in took] == [[[5000, 5000]]] * 6
-    assert [ns.tolist() for ns in began] == [[[10**6 * (i + 1) + 5000 * i] * 2] for i in range(6)]
-    (times,) = replays.measure([prepared], [1])
-    assert all((ns > 0).all() for ns in times.slots)
 
 
 def test_computing_takes_its_time():

@@ -13,7 +13,7 @@ RANKS = (2, 3, 4, 7, 8, 16, 32)
 POWERS = (2, 4, 8, 16, 64)
 SIZES = (4096, 1_048_576, 100_000_000)
 ALPHA, E, BANDWIDTH = 500.0, 10.0, 50 * GIB
-SHORTCUTS = ("always", "never")
+SHORTCUTS, AUTO = ("always", "never"), ("auto",)
 
 
 def cases(*values):
@@ -34,42 +34,54 @@ def part(n, size):
     return size / n / BANDWIDTH * 1e9
 
 
-@pytest.mark.parametrize("n, size, shortcut", cases(RANKS, SIZES, SHORTCUTS))
-@pytest.mark.parametrize("kind", ["ring", "fully_connected"])
-def test_ring_all_reduce_over_neighbours(kind, n, size, shortcut):
-    expected = 2 * (n - 1) * (ALPHA + part(n, size) + E) + E
-    assert time_of("all_reduce", "ring", f"{kind}:{n}", size, shortcut) == near(expected)
+def hops(n):
+    return math.log2(n)
 
 
-@pytest.mark.parametrize("n, size, shortcut", cases(RANKS, SIZES, SHORTCUTS))
-def test_ring_all_reduce_through_a_switch_has_two_hops(n, size, shortcut):
-    expected = 2 * (n - 1) * (2 * (ALPHA + part(n, size)) + E) + E
-    assert time_of("all_reduce", "ring", f"switch:{n}", size, shortcut) == near(expected)
+def halvings(n, s):
+    return sum(2 * (ALPHA + n * s / 2**i + E) for i in range(1, n.bit_length())) + E
 
 
-@pytest.mark.parametrize("name", ["reduce_scatter", "all_gather"])
-@pytest.mark.parametrize("n, size, shortcut", cases(RANKS, SIZES, SHORTCUTS))
-def test_ring_reduce_scatter_and_all_gather_are_halves_of_it(name, n, size, shortcut):
-    expected = (n - 1) * (ALPHA + part(n, size) + E) + E
-    assert time_of(name, "ring", f"ring:{n}", size, shortcut) == near(expected)
+# Collective, algorithm, network, time for n ranks whose share takes s (so the whole n s), ranks, with which shortcuts.
+GRID = (
+    ("all_reduce", "ring", "ring", lambda n, s: 2 * (n - 1) * (ALPHA + s + E) + E, RANKS, SHORTCUTS),
+    ("all_reduce", "ring", "fully_connected", lambda n, s: 2 * (n - 1) * (ALPHA + s + E) + E, RANKS, SHORTCUTS),
+    ("all_reduce", "ring", "switch", lambda n, s: 2 * (n - 1) * (2 * (ALPHA + s) + E) + E, RANKS, SHORTCUTS),  # 2 hops
+    ("reduce_scatter", "ring", "ring", lambda n, s: (n - 1) * (ALPHA + s + E) + E, RANKS, SHORTCUTS),
+    ("all_gather", "ring", "ring", lambda n, s: (n - 1) * (ALPHA + s + E) + E, RANKS, SHORTCUTS),
+    ("all_to_all", "ring", "ring", lambda n, s: n * (n - 1) / 2 * (ALPHA + s + E) + E, RANKS, SHORTCUTS),
+    # bound by the port; one message; two messages
+    ("all_to_all", "direct", "switch", lambda n, s: n * s + 2 * ALPHA + 2 * E, RANKS, SHORTCUTS),
+    ("all_to_all", "direct", "fully_connected", lambda n, s: ALPHA + s + 2 * E, RANKS, SHORTCUTS),
+    ("all_reduce", "direct", "fully_connected", lambda n, s: 2 * (ALPHA + s + E) + E, RANKS, SHORTCUTS),
+    ("all_reduce", "halving_doubling", "fully_connected", halvings, POWERS, SHORTCUTS),
+    # in one chunk
+    (
+        "all_reduce",
+        "double_binary_tree",
+        "fully_connected",
+        lambda n, s: 2 * hops(n) * (ALPHA + n * s + E),
+        POWERS,
+        AUTO,
+    ),
+    # by a tree log2(n) messages one after the other, along a chain n - 1, and to (from) all at once n at one port
+    *(
+        row
+        for name in ("broadcast", "reduce")
+        for row in (
+            (name, "tree", "fully_connected", lambda n, s: hops(n) * (ALPHA + n * s + E), POWERS, AUTO),
+            (name, "ring", "ring", lambda n, s: (n - 1) * (ALPHA + n * s + E) + E, POWERS, AUTO),
+            (name, "direct", "switch", lambda n, s: n * n * s + 2 * ALPHA + 2 * E, POWERS, AUTO),
+        )
+    ),
+)
 
 
-@pytest.mark.parametrize("n, size, shortcut", cases(RANKS, SIZES, SHORTCUTS))
-def test_direct_all_to_all_through_a_switch_is_bound_by_the_port(n, size, shortcut):
-    expected = n * part(n, size) + 2 * ALPHA + 2 * E
-    assert time_of("all_to_all", "direct", f"switch:{n}", size, shortcut) == near(expected)
-
-
-@pytest.mark.parametrize("n, size, shortcut", cases(RANKS, SIZES, SHORTCUTS))
-def test_direct_all_to_all_fully_connected_is_one_message(n, size, shortcut):
-    expected = ALPHA + part(n, size) + 2 * E
-    assert time_of("all_to_all", "direct", f"fully_connected:{n}", size, shortcut) == near(expected)
-
-
-@pytest.mark.parametrize("n, size, shortcut", cases(RANKS, SIZES, SHORTCUTS))
-def test_direct_all_reduce_fully_connected_is_two_messages(n, size, shortcut):
-    expected = 2 * (ALPHA + part(n, size) + E) + E
-    assert time_of("all_reduce", "direct", f"fully_connected:{n}", size, shortcut) == near(expected)
+@pytest.mark.parametrize("name, algorithm, network, expected, ranks, shortcuts", GRID)
+def test_one_dimension(name, algorithm, network, expected, ranks, shortcuts):
+    for n, size, shortcut in itertools.product(ranks, SIZES, shortcuts):
+        found = time_of(name, algorithm, f"{network}:{n}", size, shortcut)
+        assert found == near(expected(n, part(n, size))), (n, size, shortcut)
 
 
 @pytest.mark.parametrize("size, shortcut", cases([80_000_000, 1_048_576 * 8, 400_000_000], SHORTCUTS))
@@ -80,39 +92,10 @@ def test_direct_all_to_all_on_a_ring_of_eight(size, shortcut):
     assert time_of("all_to_all", "direct", "ring:8", size, shortcut) == near(expected)
 
 
-@pytest.mark.parametrize("n, size, shortcut", cases(RANKS, SIZES, SHORTCUTS))
-def test_ring_all_to_all(n, size, shortcut):
-    expected = n * (n - 1) / 2 * (ALPHA + part(n, size) + E) + E
-    assert time_of("all_to_all", "ring", f"ring:{n}", size, shortcut) == near(expected)
-
-
-@pytest.mark.parametrize("n, size, shortcut", cases(POWERS, SIZES, SHORTCUTS))
-def test_halving_doubling(n, size, shortcut):
-    steps = range(1, n.bit_length())
-    expected = sum(2 * (ALPHA + size / 2**i / BANDWIDTH * 1e9 + E) for i in steps) + E
-    assert time_of("all_reduce", "halving_doubling", f"fully_connected:{n}", size, shortcut) == near(expected)
-
-
 @pytest.mark.parametrize("n", [4, 8, 16])
 def test_halving_doubling_on_a_ring_sends_large_messages_short_ways(n):
     """At distance d messages have M / 2d bytes and d links; d of them share each: M/2 in each of 2 log2(n) steps."""
     assert collective("all_reduce", "halving_doubling", f"ring:{n}", 4096).time_ns == near(4096 * math.log2(n))
-
-
-@pytest.mark.parametrize("n, size", cases(POWERS, SIZES))
-def test_double_binary_tree_in_one_chunk(n, size):
-    expected = 2 * math.log2(n) * (ALPHA + size / BANDWIDTH * 1e9 + E)
-    assert time_of("all_reduce", "double_binary_tree", f"fully_connected:{n}", size) == near(expected)
-
-
-@pytest.mark.parametrize("name", ["broadcast", "reduce"])
-@pytest.mark.parametrize("n, size", cases(POWERS, SIZES))
-def test_broadcast_and_reduce(name, n, size):
-    """By a tree log2(n) messages one after the other, along a chain n - 1, and to (from) all at once n at one port."""
-    message, log = size / BANDWIDTH * 1e9, math.log2(n)
-    assert time_of(name, "tree", f"fully_connected:{n}", size) == near(log * (ALPHA + message + E))
-    assert time_of(name, "ring", f"ring:{n}", size) == near((n - 1) * (ALPHA + message + E) + E)
-    assert time_of(name, "direct", f"switch:{n}", size) == near(n * message + 2 * ALPHA + 2 * E)
 
 
 def test_a_chain_of_chunks_is_a_pipeline():

@@ -131,21 +131,6 @@ def test_what_is_too_late_for_64_bits_is_played_by_python():
     assert found.time_ns == pytest.approx(1e13 + day, abs=1)
 
 
-@needs_it
-def test_many_chunks_are_let_go_of():
-    """The library's runs go with the engine, and Python keeps none that is done."""
-    made = []
-
-    class Kept(compiled.CompiledEngine):
-        def __init__(self, *given):
-            super().__init__(*given)
-            made.append(self)
-
-    with mock.patch.object(compiled, "CompiledEngine", Kept):
-        collective("all_reduce", "direct", "switch:4", 1000.0, chunks=50)
-    assert made and len(made[0]._runs) == 50 and not any(made[0]._runs) and not made[0]._calls
-
-
 @pytest.fixture
 def other_kernels(tmp_path, monkeypatch):
     """A folder recjax_kernels that is found first; what was found before comes back after the test."""

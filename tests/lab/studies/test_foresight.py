@@ -363,26 +363,3 @@ def test_a_step_is_measured_and_predicted(tmp_path):
     foreseen = measure.foreseen(small, MACHINE)
     assert foreseen["no_overhead_ms"] < foreseen["step_ms"] and foreseen["kernels_ms"] < foreseen["step_ms"]
     assert foreseen["sketch_ms"] > 0
-
-
-@pytest.mark.full
-def test_configs_are_measured_by_turns(monkeypatch):
-    """The second round takes twice as long."""
-    _, config = next(cases.workloads(1, "cpu"))
-    train = dataclasses.replace(config.train, batch_size=256)
-    small = dataclasses.replace(config, train=train, data=dataclasses.replace(config.data, rows=(100, 1000)))
-    times = iter([1.0, 3.0, 2.0, 6.0])
-    real = measure._turn
-
-    def turn(training, seconds):
-        assert training.state.step == 0  # each turn begins with the first step
-        taken, step = real(training, seconds), next(times)
-        assert taken.count >= 5 and len(taken.steps) == taken.count - 1
-        return dataclasses.replace(taken, steps=[step], wall=step * taken.count)
-
-    monkeypatch.setattr(measure, "_turn", turn)
-    found = measure.by_turns([small, small], 2, 0.01)
-    assert [[one["step_ms"] for one in of] for of in found] == [[1e3, 2e3], [3e3, 6e3]]
-    at_one_speed = [[one["step_ms"] / one["round_slower"] for one in of] for of in found]
-    middle = 1e3 * math.sqrt(2)
-    assert at_one_speed == [pytest.approx([middle] * 2), pytest.approx([3 * middle] * 2)]
