@@ -268,10 +268,8 @@ def main() -> None:
                     with contextlib.redirect_stderr(io.StringIO()):
                         recjax.prepare(made[name](), "label", prepared[name, split, own], own, split_column="split")
                 settings = [text for text in overrides if not text.startswith("data.")]
-                line: dict[str, Any] = measure(folder, prepared[name, split, own], settings, seed)
                 about: dict[str, Any] = {"data": name, "overrides": overrides, "seed": seed, "split_seed": split}
-                line = about | line
-                done[key] = line
+                done[key] = line = about | measure(folder, prepared[name, split, own], settings, seed)
                 with options.results.open("a") as file:
                     file.write(json.dumps(line) + "\n")
                 print(recipe, line, file=sys.stderr, flush=True)

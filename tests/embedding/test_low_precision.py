@@ -32,11 +32,12 @@ from recjax.embedding.segment import Exchange
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError, TrainingError
 from recjax.models.dlrm import DLRMConfig
+from recjax.parallel.mesh import put_share
 from recjax.planning.compiled_collectives import collectives
 from recjax.train import state as states
 from recjax.train.build import build_trainer
 from recjax.train.module import ModuleDef
-from recjax.train.routers import place
+from recjax.train.routers import pad
 from recjax.train.step import make_train_step
 from recjax.train.table_specs import specs
 
@@ -288,7 +289,7 @@ def test_the_compiled_step_holds_half_and_widens_no_table():
         capacities: dict[str, int] = {}
         for c in counted:
             capacities = capacity.grow(capacities, c.required_capacities)
-        inputs = [place(c.batch, pack(c, bound, capacities), c.local, mesh, np.float32) for c in counted]
+        inputs = [put_share(pad(c, pack(c, bound, capacities), np.float32), mesh) for c in counted]
         step = make_train_step(ModuleDef.of(model), bound, mesh, made.tx).lower(state, inputs[0]).compile()
         before = {n: np.asarray(x) for n, x in state.tables.items()}
         losses = []

@@ -1,6 +1,7 @@
 """Clicks of users, day by day, as CSV files: the users of a day are partly those of the day before."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,7 @@ def write_day(
     return path
 
 
-def train(data: Path, out: Path, *more: str) -> dict:
+def train(data: Path, out: Path, *more: str) -> dict[str, Any]:
     """Trains on raw rows, and returns the summary."""
     return inside("train", "table", f"data.from={data}", *TABLE, *MODEL, *more, "--out", out, "--json").result
 

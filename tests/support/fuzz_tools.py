@@ -59,7 +59,7 @@ def write_trace(folder: Path, size: int = 0, format: str = "recjax") -> None:
 
 def write_study(folder: Path) -> None:
     """A study of which two parts are done."""
-    study = Finished(folder, SETUP)
+    study = Finished(folder, SETUP, "study")
     for part in ("a", "b"):
         study.get(part, lambda: {"time_ns": 3.5, "layers": [1, None]})
 
@@ -121,7 +121,7 @@ TARGETS: dict[str, Target] = {
     "profile, Kineto": Target(write_json({f"{r}.json": traces.profile(r) for r in (0, 1)}), kineto.read, zipped=True),
     "replay sweep": Target(write_json({"s.json": SWEEP}), lambda folder: calibrated.read_sweep(folder / "s.json")),
     "search, TOML": Target(texts({"s.toml": SEARCH}), lambda folder: read_search(folder / "s.toml")),
-    "study folder": Target(write_study, lambda folder: Finished(folder, SETUP)),
+    "study folder": Target(write_study, lambda folder: Finished(folder, SETUP, "study")),
     "products": Target(
         lambda folder: products.write_table(folder / "p.json", products.times()),
         lambda folder: product_table.read(folder / "p.json"),

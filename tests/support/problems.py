@@ -26,6 +26,7 @@ from recjax.embedding.bind import bind
 from recjax.embedding.buffers import initial_rows
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.lines import in_lines
+from recjax.embedding.optim import Frozen
 from recjax.embedding.plan import Plan, make_plan
 from recjax.embedding.pooling import Sequence
 from recjax.embedding.routing.routed import RoutedBatch
@@ -352,6 +353,7 @@ def run_oracle(problem: Problem, dtype: Any) -> Result:
         updates, opt = problem.tx.update(dense_grads, opt, dense)
         dense = optax.apply_updates(dense, jax.tree.map(lambda u, rate=rate: u * rate, updates))
         for t in problem.tables:
+            assert not isinstance(t.optimizer, Frozen)  # which the oracle has nothing to say of
             tables[t.name], slots[t.name] = reference.update(
                 t.optimizer, tables[t.name], slots[t.name], table_grads[t.name], touched[t.name], step, rate
             )

@@ -59,7 +59,9 @@ def whole(*placements: str, exchange: Exchange = EXACT) -> Ways:
 def parts(devices: int) -> Ways:
     """Rows apart, columns apart, and both, on owners of any kind."""
     hot, warm, some = RowIds((0, 1, 2, 5, 30)), RowIds((3, 4, 9)), (devices - 1, 0)
-    left, right = (0, 2), (2, None)
+    left: Any = (0, 2)
+    right: Any = (2, None)
+    last: Any = (1, None)
     return [
         (Segment("table_wise", columns=left, owners=devices - 1), Segment("table_wise", columns=right, owners=0)),
         (
@@ -72,7 +74,7 @@ def parts(devices: int) -> Ways:
             Segment("data_parallel", hot, right),
             Segment("table_wise", hot, left),
             Segment("column_wise", "rest", (0, 1)),
-            Segment("row_wise", "rest", (1, None)),
+            Segment("row_wise", "rest", last),
         ),
         (Segment("grid", columns=right), Segment("table_row_wise", columns=left)),
         (Segment("table_wise", hot), Segment("row_wise", warm), Segment("column_wise", "rest", owners=some)),
@@ -86,9 +88,10 @@ def parts(devices: int) -> Ways:
 
 def hot(placement: str, exchange: Exchange = EXACT) -> Ways:
     """Hot rows of all numbers, and the others in any way."""
+    right: Any = (2, None)
     rests = [
         (Segment("row_wise", "rest"),),
-        (Segment("table_wise", "rest", (0, 2)), Segment("row_wise", "rest", (2, None), (1, 0))),
+        (Segment("table_wise", "rest", (0, 2)), Segment("row_wise", "rest", right, (1, 0))),
         (Segment("column_wise", "rest", exchange=exchange),),
         (Segment("table_row_wise", "rest", exchange=exchange),),
     ]

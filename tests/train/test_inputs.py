@@ -2,10 +2,11 @@
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,23 +18,28 @@ PERIOD = 3
 
 
 class Router:
-    """Gives the number of each batch and the capacities that it was completed with."""
+    """Gives the numbers of batches and the sizes that they were put together in."""
 
     bound = SimpleNamespace(lookups=(), groups=(), pooled=())
 
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
+    def counted(self, routed: Any) -> dict[str, int]:
+        return {}
 
-    def start(self, batch: InFlight, capacities: dict[str, int]) -> InFlight:
-        assert capacities["rows"] >= batch.routed.required_capacities["rows"]
-        return batch
-
-    def complete(self, batch: InFlight, capacities: dict[str, int]) -> Any:
-        assert capacities["rows"] >= batch.required_capacities["rows"]
-        return batch.batch, capacities["rows"]
+    def put(self, batches: Sequence[InFlight], capacities: dict[str, int]) -> Any:
+        assert capacities["rows"] >= max(batch.routed.required_capacities["rows"] for batch in batches)
+        return [(batch.batch, capacities["rows"]) for batch in batches]
 
 
-def stream_of(required: list[int], size: int, epoch: int, depth: int) -> InputStream:
+def calls_of(stream: InputStream, count: int) -> Iterator[Any]:
+    """All that a stream gives, `count` batches a call."""
+    while True:
+        try:
+            yield stream.take(count)
+        except StopIteration:
+            return
+
+
+def stream_of(required: list[int], size: int, epoch: int) -> InputStream:
     """Batches of `size` samples, `epoch` of them in an epoch, that require so many rows each."""
     per_epoch = -(-epoch // size)
 
@@ -44,33 +50,32 @@ def stream_of(required: list[int], size: int, epoch: int, depth: int) -> InputSt
             batch: Any = number
             yield InFlight(batch, routed)
 
-    router: Any = Router(depth)
+    router: Any = Router()
     return InputStream(read, router, size, epoch, PERIOD)
 
 
-STREAMS = st.tuples(
-    st.lists(st.integers(0, 200), min_size=1, max_size=20), st.integers(1, 7), st.integers(1, 20), st.integers(0, 2)
-)
+STREAMS = st.tuples(st.lists(st.integers(0, 200), min_size=1, max_size=20), st.integers(1, 7), st.integers(1, 20))
 
 
-@given(STREAMS, st.data())
-def test_a_stream_that_goes_on_gives_what_was_left_in_the_same_sizes(made, data):
+@given(STREAMS, st.integers(1, 4), st.data())
+def test_a_stream_that_goes_on_gives_what_was_left_in_the_same_sizes(made, count, data):
     stream, whole, states = stream_of(*made), [], []
     states.append(json.dumps(stream.state_dict()))
-    for given_now in stream:
+    for given_now in calls_of(stream, count):
         whole.append(given_now)
         states.append(json.dumps(stream.state_dict()))
-    assert [number for number, _ in whole] == list(range(len(made[0])))
+    assert [number for call in whole for number, _ in call] == list(range(len(made[0])))
+    assert {len(call) for call in whole} <= {1, count}
     at = data.draw(st.integers(0, len(whole)))
     again = stream_of(*made)
-    list(itertools.islice(again, data.draw(st.integers(0, len(whole)))))  # wherever it is
+    list(itertools.islice(calls_of(again, count), data.draw(st.integers(0, len(whole)))))  # wherever it is
     again.load_state_dict(json.loads(states[at]))
-    assert list(again) == whole[at:]
+    assert list(calls_of(again, count)) == whole[at:]
 
 
 @given(STREAMS)
 def test_the_position_is_that_of_the_next_sample(made):
-    required, size, epoch, _ = made
+    _, size, epoch = made
     stream, position = stream_of(*made), 0
     for _ in stream:
         position += min(size, epoch - position % epoch)
@@ -79,24 +84,38 @@ def test_the_position_is_that_of_the_next_sample(made):
 
 def test_sizes_fall_after_a_period_that_would_have_done_with_less():
     """Rungs by hand: 100 and its 3% fit into 104; 10 into 16."""
-    sizes = [size for _, size in stream_of([100, *[10] * 9], 2, 100, 0)]
+    sizes = [size for ((_, size),) in stream_of([100, *[10] * 9], 2, 100)]
     assert sizes == [*[104] * 9, 16]  # the first period has three batches, the next one six
 
 
 def test_a_closed_stream_reads_again_what_was_under_way():
-    stream = stream_of([1] * 9, 2, 100, 2)
-    assert [number for number, _ in itertools.islice(stream, 3)] == [0, 1, 2]
+    stream = stream_of([1] * 9, 2, 100)
+    assert [number for number, _ in stream.take(3)] == [0, 1, 2]
     stream.close()
-    assert [number for number, _ in stream] == [3, 4, 5, 6, 7, 8]
+    assert [number for ((number, _),) in stream] == [3, 4, 5, 6, 7, 8]
+
+
+def test_batches_before_one_that_cannot_be_read_are_given_first():
+    def read(position: int) -> Iterator[InFlight]:
+        for number in range(5):
+            batch: Any = number
+            yield InFlight(batch, routed)
+        raise ValueError("the sixth")
+
+    routed: Any = SimpleNamespace(required_capacities={"rows": 1})
+    router: Any = Router()
+    stream, found = InputStream(read, router, 2, 100, PERIOD), []
+    with pytest.raises(ValueError, match="the sixth"):
+        while True:
+            found.append([number for number, _ in stream.take(3)])
+    assert found == [[0, 1, 2], [3], [4]]
 
 
 class Remembers(OrderedStage):
     """A stage whose every answer depends on all batches before it and on those that it is shown."""
 
-    depth = 0
-
-    def __init__(self, look_ahead: int) -> None:
-        self.look_ahead, self.seen = look_ahead, [0]
+    def __init__(self, look_ahead: int, depth: int) -> None:
+        self.look_ahead, self.depth, self.seen = look_ahead, depth, [0]
 
     def advance(self, routed: Any, upcoming: Any) -> Any:
         assert len(upcoming) <= self.look_ahead
@@ -113,7 +132,8 @@ class Remembers(OrderedStage):
 class Tells(Router):
     """Gives what the stages made of each batch."""
 
-    def complete(self, batch: InFlight, capacities: dict[str, int]) -> Any:
+    def put(self, batches: Sequence[InFlight], capacities: dict[str, int]) -> Any:
+        (batch,) = batches
         routed: Any = batch.routed
         return routed.told
 
@@ -124,8 +144,8 @@ def staged(batches: int, ahead: int, depth: int) -> InputStream:
             routed: Any = SimpleNamespace(required_capacities={"rows": 1}, number=number)
             yield InFlight(routed, routed)
 
-    router: Any = Tells(depth)
-    return InputStream(read, router, 1, 1000, None, (Remembers(ahead),))
+    router: Any = Tells()
+    return InputStream(read, router, 1, 1000, None, (Remembers(ahead, depth),))
 
 
 @given(st.integers(0, 12), st.sampled_from((0, 1, 4)), st.integers(0, 2), st.data())

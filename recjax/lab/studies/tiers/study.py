@@ -29,7 +29,7 @@ from recjax.planning.tier_model import Cache, cache, table_classes, together
 from recjax.planning.tier_replay import Homes, replay
 from recjax.planning.tier_run import Run
 from recjax.tiers.directory import CacheTooSmallError
-from recjax.train.dense_sizes import dense_sizes
+from recjax.train.planned import dense_sizes
 from recjax.train.table_specs import specs
 
 ALL = 1 << 30  # batches in sight: Belady's rule
