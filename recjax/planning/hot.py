@@ -138,8 +138,8 @@ def choose(
         why = f"embedding.hot.rows={hot.rows}"
         more = "" if count == hot.rows else f", of which the first {presence.batches} batches have {count:,}"
         return Choice(_by_table(found, count), (), "", why + more, copies.placement)
-    platform, ids = machine.platform if machine else "cpu", float(found.found_M.sum()) + found.other_ids
-    on_host = not device.routes(config.train.routing, platform, ids, not hot.refresh)
+    platform = machine.platform if machine else "cpu"
+    on_host = not device.routes(config.train.routing, platform, not hot.refresh)
     work = (found, copies, machine, on_host)
     counts = [count for count in LADDER if count <= min(int(limit), len(found.ids_M))] or [0]
     curve = tuple(estimate(count, *work) for count in counts)

@@ -124,7 +124,7 @@ def question(
     tables, features = specs(config, source.schema, mean_ids(source))
     work, train = workload(config, source, tables, features, shape), config.train
     dense, ids = dense_sizes(config, source.schema, tables, features), total_ids(work, tables)
-    on_device = device.routes(train.routing, machine.platform, ids, not config.embedding.hot.refresh)
+    on_device = device.routes(train.routing, machine.platform, not config.embedding.hot.refresh)
     host = HostWork(
         samples=train.batch_size,
         ids=math.ceil(ids),

@@ -281,9 +281,8 @@ def choose(config: RunConfig, bound: BoundPlan, mesh: Mesh, dtype: Any, planned:
         choice = planned
     if choice == "auto":
         platform = mesh.devices.flat[0].platform
-        ids = config.train.batch_size * sum(feature.ids for feature in bound.features)
         static = not staged and not config.embedding.hot.refresh
-        choice = "device" if device.routes(choice, platform, ids, static) else "host"
+        choice = "device" if device.routes(choice, platform, static) else "host"
     if choice == "device" and staged:
         raise ConfigError(
             "train.routing=device, but some tables have rows in places that the host alone knows. Set "

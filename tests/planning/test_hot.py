@@ -220,14 +220,12 @@ def test_as_many_as_pay() -> None:
 
 
 def test_a_data_sheet_says_nothing_of_the_host() -> None:
-    """No curve says how much of a host's routing copies save. The reason says so, unless devices route: many ids."""
+    """No curve says how much of a host's routing copies save. The reason says so, unless devices route."""
     presence = Presence({"t": Items(8, np.array([3]), np.array([1]), np.array([1]))}, 1, 4, 64, np.zeros(0))
     found, config, untold = by_hand([1.0] * 64), run("auto", machine="h100"), "does not say how long a host routes"
-    assert untold in hot.choose(found, presence, config, HotCopies(4)).why
-    many = dataclasses.replace(found, other_ids=2.0**18)
-    assert untold not in hot.choose(many, presence, config, HotCopies(4)).why
+    assert untold not in hot.choose(found, presence, config, HotCopies(4)).why
     on_host = dataclasses.replace(config, train=dataclasses.replace(config.train, routing="host"))
-    assert untold in hot.choose(many, presence, on_host, HotCopies(4)).why
+    assert untold in hot.choose(found, presence, on_host, HotCopies(4)).why
     by_bytes = hot.choose(found, presence, run("auto"), HotCopies(4))
     assert untold not in by_bytes.why and "Name a machine" in by_bytes.why
 

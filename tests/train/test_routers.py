@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from recjax.config.presets import load
-from recjax.embedding.routing import capacity, device
+from recjax.embedding.routing import capacity
 from recjax.train import routers
 from recjax.train.build import build_trainer
 from recjax.train.routers import PackedBatches
@@ -78,19 +78,20 @@ def test_a_resumed_run_has_the_sizes_of_one_that_went_on(routing, monkeypatch):
         assert shapes == whole[step:]
 
 
-def test_auto_counts_the_ids_of_jagged_bags(monkeypatch):
-    """`synthetic` with one jagged table of 0 to 8 ids, and one of one id: some five ids a sample, not two."""
-    made = trainer()
-    block = made.source.read("train", 0)
-    mean = len(block.bags["sparse_0"].ids) / block.size + 1
-    assert 4 < mean < 6
-    there = SimpleNamespace(devices=np.array([SimpleNamespace(platform="gpu")]))
-
-    def chosen(most: float) -> str:
-        monkeypatch.setattr(device, "_MANY_IDS", most)
-        router = routers.choose(made.config, made.bound, there, np.float32, "auto", False)
-        assert isinstance(router, routers.DeviceRouter if router.name == "device" else routers.HostRouter)
-        return router.name
-
-    assert [chosen(40 * mean - 1), chosen(40 * mean + 1)] == ["device", "host"]
-    assert made.router.name == "host"  # on a CPU
+@pytest.mark.parametrize(
+    ("platform", "overrides", "name"),
+    [
+        ("gpu", (), "device"),
+        ("tpu", (), "device"),
+        ("cpu", (), "host"),
+        ("gpu", ("embedding.hot.rows=8", "embedding.hot.refresh=5"), "host"),  # rows are hot that no program knows
+        ("gpu", ("train.routing=host",), "host"),
+    ],
+)
+def test_accelerators_route_unless_the_host_alone_knows_where_rows_are(
+    platform: str, overrides: tuple[str, ...], name: str
+) -> None:
+    there: Any = SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
+    made = trainer(*overrides)
+    assert routers.choose(made.config, made.bound, there, np.float32, "auto", False).name == name
+    assert routers.choose(made.config, made.bound, there, np.float32, "auto", True).name == "host"
