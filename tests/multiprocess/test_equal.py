@@ -38,7 +38,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 HOW = {
     "over two hosts": ["mesh.hosts=2", "train.dense=sharded", "embedding.exchange.pieces=3"],
-    "replica groups, routed by devices": ["mesh.replicas=2", "train.routing=device", "train.accumulate=2"],
+    "replica groups, routed by devices": [
+        "mesh.replicas=2",
+        "train.routing=device",
+        "train.accumulate=2",
+        "train.steps_per_call=3",
+    ],
 }
 AVERAGED = [
     "mesh.devices=4",

@@ -61,7 +61,7 @@ def assert_equal(left: Any, right: Any) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b), strict=True), left, right)
 
 
-OPTIMIZERS = ("sgd", "adagrad", "row_wise_adagrad", "adam", "lazy_adam")
+OPTIMIZERS = ("sgd", "adam", "adagrad", "rowwise_adagrad", "partial_rowwise_adam", "ftrl")
 CASES = {
     "host": (),
     "device": ("train.routing=device",),
@@ -70,7 +70,14 @@ CASES = {
     "jagged": ("train.routing=device", "data.ids_per_bag=0,3"),
     "jagged on the host": ("data.ids_per_bag=0,3",),
     "pooled": ("train.routing=device", "plan=table_wise", "embedding.exchange.kind=pooled", "data.ids_per_bag=0,1"),
-    "accumulate, clip": ("train.routing=device", "train.accumulate=2", "train.clip_norm=0.01"),
+    "all optimizers, accumulate, clip": (
+        "data.rows=400,300,40,30,20,50",
+        *(f"embedding.tables.sparse_{n}.optimizer={kind}" for n, kind in enumerate(OPTIMIZERS)),
+        "train.optimizer=adam",
+        "train.routing=device",
+        "train.accumulate=2",
+        "train.clip_norm=0.01",
+    ),
     "bfloat16": ("train.routing=device", "embedding.dtype=bfloat16", "embedding.rounding=stochastic"),
     "replicas": ("mesh.devices=4", "mesh.replicas=2", "train.routing=device"),
     "averages": ("mesh.replicas=2", "train.replica_sync=average", "train.average_every=8", "train.routing=device"),
@@ -78,7 +85,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+WIDE = ("jagged on the host", "bfloat16", "replicas", "late")  # the same loop and packing as in the others
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.wide) if c in WIDE else c for c in CASES])
 def test_steps_of_one_call_are_single_steps(case: str, tmp_path: Path) -> None:
     """Every leaf of the state, every line, every checkpoint, over the end of an epoch and of the last call."""
     every = ("train.checkpoint_every=10",)
