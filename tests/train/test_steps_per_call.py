@@ -73,7 +73,6 @@ CASES = {
     "all optimizers, accumulate, clip": (
         "data.rows=400,300,40,30,20,50",
         *(f"embedding.tables.sparse_{n}.optimizer={kind}" for n, kind in enumerate(OPTIMIZERS)),
-        "train.optimizer=adam",
         "train.routing=device",
         "train.accumulate=2",
         "train.clip_norm=0.01",
