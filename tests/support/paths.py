@@ -25,11 +25,11 @@ def traced_once() -> Iterator[None]:
     """Commands on the same tables are traced once: paths do not enter it. No pictures are drawn, nothing is flushed."""
     made: dict[str, Trainer] = {}
 
-    def share(config: Any, source: Any = None, splits: Any = ()) -> Trainer:
+    def share(config: Any, source: Any = None, splits: Any = (), **more: Any) -> Trainer:
         source = source or config.data.open()
         key = settings.config_hash(config, FREE_ON_RESUME)
         if key not in made:
-            made[key] = build.build_trainer(config, source, splits)
+            made[key] = build.build_trainer(config, source, splits, **more)
         alike = dataclasses.replace(made[key], config=config, source=source)
         vars(alike).update({name: getattr(made[key], name) for name in ("step_program", "predict_program", "router")})
         return alike

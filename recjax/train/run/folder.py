@@ -321,6 +321,8 @@ def data_snapshot(run: Path, step: int | Literal["newest"] | None = None) -> Pat
     Of a run that has gone on with further data it is that of those which the checkpoint of `step` was trained on last;
     None takes the one that validation chose, or else the newest.
     """
+    if not os.path.isdir(run / "checkpoints"):  # also where it is no run at all, which the caller says in full
+        return run_snapshot.snapshot_of(run, 0)
     with Checkpoints(run / "checkpoints", keep=2) as checkpoints:
         metas = checkpoints.metas()
     newest = max(metas, default=0)
