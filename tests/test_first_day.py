@@ -139,7 +139,7 @@ def test_a_column_of_nulls_and_one_number_in_two_types():
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("train.lr=0.1", "Did you mean embedding.optimizer.learning_rate or train.optimizer.learning_rate"),
+        ("train.lr=0.1", "Did you mean embedding.optimizer.learning_rate, train.optimizer.learning_rate"),
         ("train.optimizer=AdamW", "Write train.optimizer=optax train.optimizer.name=adamw."),
         ("train.schedule=cosine", "Write train.schedule=optax train.schedule.name=cosine_decay_schedule."),
         ("train.optimizer=admn", "expected sgd, adagrad, adam or optax"),
