@@ -171,7 +171,6 @@ def add(
         _hot_rows,
         "copies of the rows in most batches, after P2RES",
         "bench_kaggle16 data.max_rows=100000 --out studies/hot_rows",
-        "folder of the report",
     )
     hot.add_argument("preset", help=preset)
     overrides(hot)
@@ -332,7 +331,7 @@ def _hot_rows(options: argparse.Namespace, say: Say) -> Done:
         config = presets.load(options.preset, [*options.overrides, f"embedding.hot.batches={how.batches}"])
         swept = sweep.sweep(config, how, options.choice, options.out, say)
         return swept, lambda about: sweep.report(swept, about | swept["about"])
-    result = study.study(presets.load(options.preset, options.overrides), how, say)
+    result = study.study(presets.load(options.preset, options.overrides), how, options.out, say)
     return result, lambda about: findings.report(result, about | result["about"], draw.pictures(result))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -177,7 +178,7 @@ def test_bytes_by_hand() -> None:
 
 
 @pytest.mark.full
-def test_bytes_of_copies_on_hosts_by_hand() -> None:
+def test_bytes_of_copies_on_hosts_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four devices in two hosts, all R = 12 rows of two tables hot, D = 4, float32.
 
     Copies on devices: 3/4 of [R, D + 1] is reduced and of [R, D] gathered; 2 of the 4 links of a ring cross, and 2 of 3
@@ -185,7 +186,11 @@ def test_bytes_of_copies_on_hosts_by_hand() -> None:
     """
     small = ("data.rows=7,5", "data.train_rows=400", "embedding.dim=4", "train.batch_size=40", "small.below_rows=0")
     options = study.Options((12,), (4,), batches=2, rounds=0, steps=2, hosts=(2, 3, 4))
-    result = study.study(load("synthetic", (*small, "plan=row_wise")), options, lambda text: None)
+    config = load("synthetic", (*small, "plan=row_wise"))
+    result = study.study(config, options, tmp_path, lambda text: None)
+    assert "Not finished: 5 part(s) so far" in (tmp_path / "hot_rows.md").read_text()
+    monkeypatch.setattr(study, "Contestant", None)  # what is there is not made again
+    assert study.study(config, options, tmp_path, lambda text: None) == result
     reduced, gathered = 12 * 5 * 4, 12 * 4 * 4
     sent, across = 3 / 4 * (reduced + gathered), 3 / 4 * (reduced * 2 / 4 + gathered * 2 / 3)
     on_devices = {"held": gathered, "sent": sent, "across": across, "all_sent": sent, "all_across": across}

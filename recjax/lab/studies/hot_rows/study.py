@@ -13,8 +13,10 @@ are counted beside those of copies on devices. No time is taken of these: host d
 from __future__ import annotations
 
 import dataclasses
+import functools
 import platform
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,6 +26,7 @@ from recjax import settings
 from recjax.config.run import RunConfig
 from recjax.data import presence
 from recjax.errors import ConfigError
+from recjax.lab.studies.finished import Finished
 from recjax.lab.studies.hot_rows.measure import Arm, Contestant, by_turns, contiguous_imbalance, trainer_presence
 from recjax.parallel.mesh import MeshConfig, make_mesh
 
@@ -60,12 +63,13 @@ class Options:
             raise ConfigError("--batches and --steps must be at least 1, --rounds at least 0.")
 
 
-def study(config: RunConfig, options: Options, say: Callable[[str], None]) -> dict[str, Any]:
-    """Runs the study.
+def study(config: RunConfig, options: Options, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Runs what is left of the study.
 
     Args:
       config: data and model.
       options: what to compare.
+      out: folder of the parts.
       say: called with what is being done.
 
     Returns:
@@ -75,23 +79,27 @@ def study(config: RunConfig, options: Options, say: Callable[[str], None]) -> di
       "hosts", "rows", "on" ("device" or "host") and what `Contestant.copies_bytes` gives; "summary", see `summary`.
 
     Raises:
-      ConfigError, DataError, DeviceError: as `build_trainer`.
+      ConfigError, DataError, DeviceError: as `build_trainer`; or `out` holds another study.
     """
     make_mesh(MeshConfig(max(options.devices), config.mesh.platform))  # the largest first: see there
     source = config.data.open()
     train = config.train
-    counted = presence.presence_of(source, options.batches, train.batch_size, config.seed, train.shuffle)
-    result: dict[str, Any] = {
-        "about": about_run(config, options),
-        "presence": presence.describe(counted),
-        "arms": [],
-        "copies": [],
-    }
+    setup = {"config": settings.to_json(config), "data": source.fingerprint, "options": dataclasses.asdict(options)}
+    parts = Finished(out, setup, "hot_rows")
+
+    def count() -> dict[str, Any]:
+        counted = presence.presence_of(source, options.batches, train.batch_size, config.seed, train.shuffle)
+        return presence.describe(counted)
+
+    result: dict[str, Any] = {"about": about_run(config, options), "arms": [], "copies": []}
+    result["presence"] = parts.get("presence", count)
     long = max((feature.bag or LONG_BAG for feature in source.schema.features), default=1) >= LONG_BAG
     for devices in options.devices:
-        result["arms"] += _on(devices, config, options, long, say)
+        ways = functools.partial(_on, devices, config, options, long, say)
+        result["arms"] += parts.get(f"ways to hold the tables on {devices} device(s)", ways)
         for hosts in options.hosts:
-            result["copies"] += _in_hosts(devices, hosts, config, options, say)
+            copies = functools.partial(_in_hosts, devices, hosts, config, options, say)
+            result["copies"] += parts.get(f"copies on {devices} device(s) of {hosts} host(s)", copies)
     result["summary"] = summary(result["arms"])
     return result
 
