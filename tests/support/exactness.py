@@ -136,10 +136,10 @@ class Lookup(NamedTuple):
 
 @functools.cache
 def lookups(content: Content) -> dict[str, Lookup]:
-    """All lookups by name: one of each table, which has its name, and one more of every third."""
+    """All lookups by name: one of each table, which has its name, and one more of every fourth."""
     by_name = {}
     for number, table in enumerate(OPTIMIZERS):
-        for place, name in enumerate((table, f"{table}.more")[: 2 if (number + content.turn) % 3 == 0 else 1]):
+        for place, name in enumerate((table, f"{table}.more")[: 2 if (number + content.turn) % 4 == 0 else 1]):
             turn = number + place + content.turn
             bag, weighted = KINDS[(number + turn) % len(KINDS)]
             by_name[name] = Lookup(table, POOLINGS[turn % len(POOLINGS)], bag, weighted)
@@ -183,7 +183,7 @@ TRAIN = TrainConfig(
     steps=STEPS,
     optimizer=DenseAdagrad(0.1, l2=0.01, weight_decay=0.1),
     schedule=SCHEDULE,
-    clip_norm=0.8,
+    clip_norm=0.4,
     shuffle=False,
     log_every=1,
     workers=1,

@@ -21,10 +21,8 @@ from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource
 from recjax.embedding import reference
-from recjax.embedding.address import SlotMap
 from recjax.embedding.bind import bind
 from recjax.embedding.buffers import initial_rows
-from recjax.embedding.layout import BoundPlan
 from recjax.embedding.lines import in_lines
 from recjax.embedding.optim import Frozen
 from recjax.embedding.plan import Plan, make_plan
@@ -138,7 +136,6 @@ def trainer_of(
     independent: bool = False,
     held: DenseSharding = "replicated",
     bucket_mib: float = 0.0,
-    mapped: int | None = None,
     ragged: bool = False,
     pieces: int = 1,
     lines: bool = False,
@@ -149,9 +146,8 @@ def trainer_of(
 ) -> Trainer:
     """A trainer put together by hand, on a mesh of `devices`; `hosts` are those of each of the `replicas` groups.
 
-    With `mapped`, the seed of a random permutation, no row lies in the slot of its home. With `cache_bytes` a device
-    has so many for rows, and all others are on the host, in so much of its memory and on disk; `increments` are those
-    after a whole checkpoint. With `lines` rows lie as on a TPU.
+    With `cache_bytes` a device has so many for rows, and all others are on the host, in so much of its memory and on
+    disk; `increments` are those after a whole checkpoint. With `lines` rows lie as on a TPU.
     """
     mesh, model = mesh_of(devices, hosts, replicas), problem.build(dtype)
     plan = make_plan(plan, problem.tables) if isinstance(plan, str) else plan
@@ -164,12 +160,10 @@ def trainer_of(
         hosts,
         replicas,
         independent,
-        mapped is not None,
         ragged=ragged,
         row_pieces=pieces,
     )
     bound = in_lines(bound) if lines else bound
-    maps = None if mapped is None else permuted(bound, mapped)
     if cache_bytes:
         bound = with_caches(bound, cache_bytes, np.dtype(dtype).itemsize)
     config = RunConfig(
@@ -199,18 +193,8 @@ def trainer_of(
         dtype=dtype,
         dense=dense,
         options=options,
-        maps=maps,
         tasks=problem.tasks,
     )
-
-
-def permuted(bound: BoundPlan, seed: int) -> dict[str, SlotMap]:
-    """Random permutations of the slots of all groups, owner by owner."""
-    rng = np.random.default_rng(seed)
-    return {
-        group.name: SlotMap(np.stack([rng.permutation(group.rows).astype(np.int32) for _ in range(group.owners)]))
-        for group in bound.groups
-    }
 
 
 @dataclasses.dataclass
@@ -362,11 +346,9 @@ def run_oracle(problem: Problem, dtype: Any) -> Result:
     return Result(losses, named, dense_part, norms, of_tasks)
 
 
-def compare(result: Result, truth: Result, *, loss_rtol: float, atol: float | None) -> None:
-    """Losses within a relative tolerance; with `atol`, tables, slots and dense parameters within it too."""
+def compare(result: Result, truth: Result, *, loss_rtol: float, atol: float) -> None:
+    """Losses within a relative tolerance; tables, slots and dense parameters within an absolute one."""
     np.testing.assert_allclose(result.losses, truth.losses, rtol=loss_rtol, atol=0)
-    if atol is None:
-        return
     assert result.tables.keys() == truth.tables.keys()
     for name, arrays in truth.tables.items():
         assert result.tables[name].keys() == arrays.keys()

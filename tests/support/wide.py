@@ -10,7 +10,7 @@ CONTRACT = "train/test_contract.py has every placement, exchange and optimizer a
 RESUME = "train/test_resume.py and test_golden_run.py resume; multiprocess/test_elastic.py after kills"
 # Beginning of a test's id below tests/ -> which test of the gate shows it, or why it can wait.
 WIDE = {
-    "embedding/test_hot_rows.py::test_tables_stay_as_they_are": CONTRACT,
+    "embedding/test_hot_rows.py::test_tables_stay_as_they_are": "train/test_hot_periods.py",
     "multiprocess/test_elastic.py::test_unequal_data_and_a_stalled_process": "its neighbour, and test_distributed.py",
     "multiprocess/test_python.py::test_fit_in_two_processes[initialize": "multiprocess/test_elastic.py kills, too",
     "planning/test_balance_presets.py": "planning/test_balance.py has the same by hand-worked cases",
@@ -26,34 +26,12 @@ WIDE = {
     "train/test_compile_ahead.py::test_programs_compiled_ahead": "the other tests there",
     "train/test_dynamic_tables.py::test_losses_and_rows_are_those_of_a_static_table_on_any_mesh[3": "[8]",
     "train/test_dynamic_tables.py::test_a_killed_run": RESUME,
-    "train/test_hot.py::test_it_equals_the_oracle_with_others_from_the_third_step_on[replicas]": "[three]",
     "train/test_increments_run.py::test_a_run_goes_on_from_a_chain_without_tiers": "test_chain.py, and its neighbours",
     "train/test_increments_run.py::test_all_verbs_read_chains": "the other tests there",
     "train/test_loop.py::test_time_brings_checkpoints_and_changes_no_number[0-None]": "[100s-4]",
     "train/test_planted.py::test_without_a_signal": "the other tests there",
-    **dict.fromkeys(
-        (
-            "train/test_pooled.py::test_a_run_goes_on",
-            "train/test_pooled.py::test_it_equals_the_oracle[3",
-            "train/test_pooled.py::test_it_equals_the_oracle[4",
-            "train/test_pooled.py::test_sums_by_segments",
-            "train/test_pooled.py::test_vectors_travel",
-        ),
-        CONTRACT,
-    ),
     "train/test_products.py::test_a_run": "the other tests there",
-    **dict.fromkeys(
-        (
-            "train/test_replicas.py::test_a_run_of_groups",
-            "train/test_replicas.py::test_another_number",
-            "train/test_replicas.py::test_averaging_each_step",
-        ),
-        CONTRACT,
-    ),
-    "train/test_segments.py::test_bits_do_not_depend_on_slots": CONTRACT,
-    "train/test_segments.py::test_pooled_bits_equal": CONTRACT,
-    "train/test_segments.py::test_tables_in_several_segments_equal_the_oracle[3": "[4] and [8]",
-    "train/test_tasks_contract.py::test_parts_change_no_number": "the other tests there",
+    "train/test_replicas.py::test_another_number": CONTRACT,
     "train/test_tasks_run.py::test_experts_beat": "quality, which takes a training; models/ has the layers by hand",
 }
 

@@ -26,7 +26,7 @@ from recjax.lab.bench.breakdown import part_of, scopes
 from recjax.models.dlrm import DLRMConfig
 from recjax.planning.compiled_collectives import collectives
 from recjax.settings.overrides import config_hash
-from recjax.train.dense import Sharded, _elementwise, buckets, order_made
+from recjax.train.dense import Sharded, buckets, order_made
 from recjax.train.routers import StepInputs
 from recjax.train.state import TrainState
 from recjax.train.step import StepOptions
@@ -228,11 +228,6 @@ def test_every_optimizer_of_the_config_works_on_shards(kind: Any) -> None:
 def test_an_optimizer_that_looks_at_several_values_is_refused(tx: Any) -> None:
     with jax.numpy_dtype_promotion("standard"), pytest.raises(ConfigError, match="updates each value by itself"):
         Sharded.of({"kernel": jnp.ones((256, 256))}, tx, 2, 0)
-
-
-def test_elementwise_looks_at_every_equation() -> None:
-    assert _elementwise(jax.make_jaxpr(lambda x, n: x * n + jnp.sqrt(x))(jnp.ones(3), 2.0).jaxpr)
-    assert not _elementwise(jax.make_jaxpr(lambda x: x / jnp.mean(x))(jnp.ones(3)).jaxpr)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.full, pytest.mark.light_compile, pytest.mark.few_progr
 
 ELSEWHERE = Path(recjax.__file__).parent  # a working folder whose folder `data` holds none
 
-NAMES = {  # in threes: what may mean something at the beginning of a path comes first
+NAMES = {
     "dash": "-x",
     "one bracket": "a[b",
     "backslash": "back\\slash",
@@ -78,19 +78,20 @@ def tried(preset, good, plain, given, real, tmp_path, monkeypatch, data=None):
     assert measures(real, good, tmp_path / "scores.csv") == plain[1]
 
 
-# The names of a parent folder, of the run's folder in it, and of the data's folder beside that.
-IN_THREES = [(*list(NAMES), "brackets")[n : n + 3] for n in range(0, len(NAMES), 3)]
+# The names of folders in each other, of the run's folder in them, and of the data's folder beside that.
+IN_NINES = [(*list(NAMES), "brackets")[n : n + 9] for n in range(0, len(NAMES), 9)]
 
 
-@pytest.mark.parametrize("names", IN_THREES, ids=", ".join)
-def test_names_of_parent_run_folder_and_data(preset, good, plain, tmp_path, monkeypatch, names):
-    parent, run, data = (NAMES[name] for name in names)
+@pytest.mark.parametrize("names", IN_NINES, ids=", ".join)
+def test_names_of_parents_run_folder_and_data(preset, good, plain, tmp_path, monkeypatch, names):
+    *parents, run, data = (NAMES[name] for name in names)
+    parent = "/".join(parents)
     real = tmp_path / "in" / parent / run
     real.parent.mkdir(parents=True)
     shutil.copytree(good, real.parent / data)
     monkeypatch.chdir(tmp_path / "in")
     tried(preset, good, plain, [f"--out=./{parent}/{run}"], real, tmp_path, monkeypatch, data=f"./{parent}/{data}")
-    assert os.listdir(tmp_path / "in") == [parent] and sorted(os.listdir(real.parent)) == sorted([run, data])
+    assert os.listdir(tmp_path / "in") == parents[:1] and sorted(os.listdir(real.parent)) == sorted([run, data])
 
 
 LINKS = {

@@ -95,16 +95,15 @@ def bits(case: str, pieces: int) -> list[Any]:
 
 
 @pytest.mark.full
+@pytest.mark.wide  # test_contract.py has pieces against the oracle
 @pytest.mark.parametrize(
     ("case", "pieces"),
     [
-        ("one host", 3),
-        pytest.param("one host", 2, marks=pytest.mark.wide),
-        pytest.param("one host", 4, marks=pytest.mark.wide),
-        pytest.param("hosts and replicas", 3, marks=pytest.mark.wide),  # in float64: tests/multiprocess/test_equal.py
-        pytest.param("without dedup", 4, marks=pytest.mark.wide),
-        pytest.param("by devices", 2, marks=pytest.mark.wide),
-        pytest.param("own values", 2, marks=pytest.mark.wide),
+        *(("one host", pieces) for pieces in (2, 3, 4)),
+        ("hosts and replicas", 3),
+        ("without dedup", 4),
+        ("by devices", 2),
+        ("own values", 2),
     ],
 )
 def test_no_bit_depends_on_the_number_of_pieces(case: str, pieces: int) -> None:

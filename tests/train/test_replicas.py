@@ -1,10 +1,14 @@
-"""Replica groups: exact unless one asks for something else; and what independent ones are, step by step and on disk."""
+"""Replica groups: exact unless one asks for something else; and what independent ones are, step by step and on disk.
+
+That synchronous groups give the numbers of any mesh is shown in test_contract.py.
+"""
+
+from __future__ import annotations
 
 import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,38 +16,40 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec as P
-from support.problems import Placed, Problem, compare, problem, run_oracle, run_sharded, trainer_of
+from support import contract
+from support.exactness import NetRun, Rows, Trained, in_row_order, net_logits, problem_of, train
+from support.problems import Placed, Problem, problem, run_oracle, trainer_of
 from support.routing import locate
 
 import recjax
-from recjax.config.run import RunConfig
-from recjax.config.train import TrainConfig
+from recjax import settings
+from recjax.config.run import EmbeddingConfig, FeatureConfig, TableConfig
+from recjax.config.train import DenseSgd, TrainConfig
+from recjax.data.batch import Feature, Schema
 from recjax.data.source import between
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.buffers import initial_rows
 from recjax.embedding.layout import SUMMED
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Plan
-from recjax.embedding.quantize import decode, encode
 from recjax.embedding.replica_groups import make_average
-from recjax.embedding.routing import capacity, host
-from recjax.embedding.routing import device as route_device
+from recjax.embedding.routing import host
 from recjax.embedding.segment import Exchange, Segment
 from recjax.embedding.traffic import sent_bytes
 from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRMConfig
-from recjax.parallel.mesh import BATCH_AXES, MeshConfig
+from recjax.parallel.mesh import MeshConfig
 from recjax.planning.compiled_collectives import collectives, members
+from recjax.settings.values import Named
 from recjax.train.build import build_trainer
 from recjax.train.step import StepOptions
 from recjax.utils.lazy_arrays import load
 
-pytestmark = [pytest.mark.full, pytest.mark.light_compile]
+pytestmark = [pytest.mark.full, pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
+
 
 B, D = 44, 8
 ADAGRAD = RowWiseAdagrad(0.1)
-OWN: Any = {"replica_sync": "never", "replica_init": "own"}
 
 
 @functools.cache
@@ -60,20 +66,6 @@ def built(
 ) -> Placed:
     """A problem on a mesh of replica groups."""
     return Placed.of(problem, trainer_of(problem, devices, plan, dtype, replicas=replicas, **how))
-
-
-PLACED = ("column_wise", "data_parallel", "row_wise", "table_wise")
-MIXED = Plan({f"sparse_{i}": (Segment(placement),) for i, placement in enumerate(PLACED)})
-
-
-@pytest.mark.parametrize(
-    ("devices", "replicas", "optimizer"),
-    [pytest.param(4, 2, ADAGRAD, marks=pytest.mark.wide), (8, 4, Adam(0.01))],
-)
-def test_synchronous_groups_give_the_numbers_of_any_mesh(devices: int, replicas: int, optimizer: Any) -> None:
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        result = run_sharded(make(optimizer), devices, MIXED, np.float64, replicas=replicas)
-        compare(result, run_oracle(make(optimizer), np.float64), loss_rtol=1e-9, atol=1e-9)
 
 
 def test_copies_of_the_tables_are_equal_to_the_bit_and_work_in_place() -> None:
@@ -119,42 +111,7 @@ def test_the_collectives_are_those_of_one_group_and_one_exchange_between_groups(
     assert found["grad_exchange", "all-to-all"][0][1] == 4 * C * D * 4
 
 
-@pytest.mark.parametrize(
-    ("hosts", "plan"),
-    [
-        (1, MIXED),
-        (2, "row_wise"),
-        pytest.param(1, "row_wise", marks=pytest.mark.wide),
-        pytest.param(2, MIXED, marks=pytest.mark.wide),
-    ],
-)
-def test_devices_route_to_owners_of_their_own_group(hosts: int, plan: Any) -> None:
-    made = make(steps=3)
-    placed = built(made, 8, 2, plan, hosts=hosts)
-    counted = route_device.count_ids(made.batches[1], placed.trainer.bound, B)
-    features = route_device.pack_ids(counted, placed.trainer.bound, placed.capacities, np.float32)
-    bound, over = placed.trainer.bound, P(BATCH_AXES)
-
-    def find(features: Any) -> Any:
-        return route_device.find_rows(bound, features)
-
-    mapped = jax.shard_map(find, mesh=placed.trainer.mesh, in_specs=over, out_specs=(over, P()))
-    located, needs = jax.jit(mapped)(features)
-    for name, need in needs.items():
-        exactly = placed.routed[1].required_capacities[name]
-        assert int(need) == exactly or (name.endswith(SUMMED) and int(need) >= exactly)
-    capacities = capacity.grow(placed.capacities, {name: int(need) for name, need in needs.items()})
-    sizes = route_device.sizes(placed.trainer.bound, capacities)
-
-    def lay_out(features: Any, located: Any) -> Any:
-        return route_device.lay_out(bound, features, located, sizes)
-
-    found = jax.jit(jax.shard_map(lay_out, mesh=placed.trainer.mesh, in_specs=over, out_specs=over))(features, located)
-    truth = host.pack(placed.routed[1], placed.trainer.bound, capacities)
-    jax.tree.map(np.testing.assert_array_equal, found, truth)
-
-
-@pytest.mark.parametrize(("hosts", "plan"), [(1, "row_wise"), (2, "row_wise"), (2, "column_wise")])
+@pytest.mark.parametrize(("hosts", "plan"), [(1, "row_wise"), (2, "column_wise")])
 def test_who_sends_what_stays_within_groups(hosts: int, plan: str) -> None:
     """Distinct rows that each device, or in two steps each host, asks of each owner of its group, counted anew."""
     made = make(steps=3)
@@ -202,120 +159,7 @@ def test_precision_between_groups_is_that_of_gradients_and_leaves_copies_equal()
     assert 1e-7 < np.abs(np.asarray(truth) - np.asarray(found)).max() < 1e-2
 
 
-# Independent groups.
-
-
-@pytest.fixture(scope="module")
-def apart() -> Iterator[tuple[Problem, Placed, Any]]:
-    """Two groups of two devices that have trained for six steps of SGD, each by itself; with the state on the host."""
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        made = make(Sgd(0.5), 15)
-        placed = built(made, 4, 2, MIXED, independent=True, dtype=np.float64)
-        yield made, placed, load(placed.trainer.export(placed.steps(placed.start(), last=6)))
-
-
-def test_averaging_each_step_of_sgd_is_the_step_of_the_whole_batch(apart: tuple[Problem, Placed, Any]) -> None:
-    """mean(w - lr * g) = w - lr * mean(g): also for short batches, of which a group has fewer samples or none."""
-    made, placed, _ = apart
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        assert {c.batch.size for c in placed.routed} == {B, 500 % B}
-        average, state = make_average(placed.trainer.bound, placed.trainer.mesh), placed.start()
-        for i in range(15):
-            state = placed.steps(state, i, i + 1)
-            tables, slots = average(state.tables, state.slots, state.ok)
-            state = dataclasses.replace(state, tables=tables, slots=slots)
-        truth = run_oracle(made, np.float64)
-        saved = load(placed.trainer.export(state))
-    for version in saved["replicas"].values():
-        for name, arrays in truth.tables.items():
-            table = next(t for g in placed.trainer.bound.groups for t in g.segments if t.spec.name == name)
-            rows = version[name]["rows"][table.order.position(np.arange(table.spec.rows))]
-            np.testing.assert_allclose(rows, arrays["rows"], rtol=0, atol=1e-9)
-
-
-def test_each_group_learns_from_its_part_of_the_batch_alone() -> None:
-    """With the dense part held still: as two runs, each of its half of every batch."""
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        still = dataclasses.replace(make(steps=6), tx=optax.set_to_zero())
-        made = still
-        placed = built(made, 4, 2, MIXED, independent=True, dtype=np.float64)
-        saved = load(placed.trainer.export(placed.steps(placed.start())))["replicas"]
-        for group in range(2):
-            local = placed.routed[0].local * 2
-            batches = [between(b, group * local, min((group + 1) * local, b.size)) for b in still.batches]
-            own = dataclasses.replace(still, batches=batches)
-            truth = run_oracle(own, np.float64).tables
-            for table in (t for g in placed.trainer.bound.groups for t in g.segments):
-                position = table.order.position(np.arange(table.spec.rows))
-                for key, array in truth[table.spec.name].items():
-                    found = saved[str(group)][table.spec.name][key][position]
-                    np.testing.assert_allclose(found, array, rtol=0, atol=1e-9)
-
-
-def test_distance_is_the_norm_of_the_difference_and_averages_end_it(apart: tuple[Problem, Placed, Any]) -> None:
-    made, placed, saved = apart
-    with jax.enable_x64(True):
-        state = placed.trainer.restore(saved, 6)
-        first, second = saved["replicas"]["0"], saved["replicas"]["1"]
-        for group in placed.trainer.bound.groups:
-            names = [t.spec.name for t in group.segments]
-            assert np.sqrt(sum(np.square(first[n]["rows"] - second[n]["rows"]).sum() for n in names)) > 0.01
-        average = make_average(placed.trainer.bound, placed.trainer.mesh)
-        copied = jax.tree.map(jnp.copy, (state.tables, state.slots))
-        kept = average(copied[0], copied[1], jnp.asarray(False))
-        jax.tree.map(np.testing.assert_array_equal, kept, (state.tables, state.slots))
-        tables, slots = average(state.tables, state.slots, jnp.asarray(True))
-        state = dataclasses.replace(state, tables=tables, slots=slots)
-        after = load(placed.trainer.export(state))["replicas"]
-        means = jax.tree.map(lambda a, b: (a + b) / 2, first, second)
-        for each in ("0", "1"):
-            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-15), after[each], means)
-        jax.tree.map(np.testing.assert_array_equal, after["0"], after["1"])
-
-
-def test_seeds_of_their_own_give_each_group_the_tables_of_its_seed(apart: tuple[Problem, Placed, Any]) -> None:
-    made, placed, _ = apart
-    trainer = placed.trainer
-    config = dataclasses.replace(trainer.config, seed=2**32 - 1, train=TrainConfig(**OWN))
-    for each, seeds in ((config, (2**32 - 1, 0)), (dataclasses.replace(config, train=TrainConfig()), (2**32 - 1,) * 2)):
-        with jax.enable_x64(True):
-            saved = dataclasses.replace(trainer, config=each).export(
-                dataclasses.replace(trainer, config=each).init_state()
-            )
-        for version, seed in zip(load(saved)["replicas"].values(), seeds, strict=True):
-            for table in (t for g in trainer.bound.groups for t in g.segments):
-                spec = table.spec
-                truth = initial_rows(seed, spec.name, jnp.arange(spec.rows), spec.dim, spec.scale)
-                rows = version[spec.name]["rows"][table.order.position(np.arange(spec.rows))]
-                np.testing.assert_array_equal(rows, np.asarray(truth))
-
-
-@pytest.mark.parametrize("precision", [pytest.param("bfloat16", marks=pytest.mark.wide), "int8"])
-def test_averages_in_fewer_bytes_are_means_of_what_was_sent(precision: Any) -> None:
-    trainer = trainer_of(make(), 2, replicas=2, independent=True)
-    state = dataclasses.replace(trainer, config=RunConfig(train=TrainConfig(**OWN))).init_state()
-    state = dataclasses.replace(state, slots=jax.tree.map(lambda x: x + jnp.arange(x.size, dtype=x.dtype), state.slots))
-    average: Any = make_average(trainer.bound, trainer.mesh, precision)
-    sent = [c for c in collectives(average.lower(state.tables, state.slots, state.ok).compile().as_text())]
-    assert {c.shapes[0][0] for c in sent if c.kind == "all-gather"} == {{"bfloat16": "u16", "int8": "u8"}[precision]}
-    rows = {name: np.asarray(x).reshape(2, -1, x.shape[1]) for name, x in state.tables.items()}
-    slots = jax.tree.map(lambda x: np.asarray(x).reshape(2, -1), state.slots)
-    tables, means = average(state.tables, state.slots, jnp.asarray(True))
-    for name, halves in rows.items():
-        found = np.asarray(tables[name]).reshape(halves.shape)
-        truth = np.mean(
-            [np.asarray(decode(encode(jnp.asarray(half), precision), precision)) for half in halves], axis=0
-        )
-        np.testing.assert_array_equal(found[0], found[1])
-        np.testing.assert_allclose(found[0], truth, rtol=1e-6, atol=1e-7)
-        of = {"bfloat16": 2.0**-8 * np.abs(halves), "int8": np.ptp(halves, axis=2, keepdims=True) / 255 / 2}
-        off = np.abs(found[0] - halves.mean(axis=0))
-        assert 0 < off.max() and (off <= of[precision].mean(axis=0) * 1.01 + 1e-7).all()
-    for x, y in zip(jax.tree.leaves(slots), jax.tree.leaves(means), strict=True):
-        np.testing.assert_allclose(np.asarray(y).reshape(2, -1)[1], x.mean(axis=0), rtol=1e-6)
-
-
-def test_averages_and_distances_need_no_room_for_a_table() -> None:
+def test_averages_need_no_room_for_a_table() -> None:
     made = make(rows=(400_000, 37, 50, 41), steps=1)
     placed = built(made, 4, 2, independent=True)
     state = placed.start()
@@ -326,48 +170,161 @@ def test_averages_and_distances_need_no_room_for_a_table() -> None:
     assert memory.temp_size_in_bytes < 6 * 4 * 2**20  # chunks of 4 MiB, whatever the table's size
 
 
-def test_predictions_are_those_of_the_mean_tables(apart: tuple[Problem, Placed, Any]) -> None:
-    """Equal to a single group that restored the checkpoint, which takes the means."""
-    made, placed, saved = apart
+# Independent groups: two of two devices, whose tables lie in all ways.
+
+RULES: dict[str, Any] = {
+    "one": Adam(0.05),
+    "three": RowWiseAdagrad(0.2),
+    "jagged": Sgd(0.5),
+    "jagged_weighted": Sgd(0.5, momentum=0.9),
+}
+PLACED: dict[str, Any] = dict(zip(RULES, ("row_wise", "column_wise", "data_parallel", "table_wise"), strict=True))
+SOURCE = Rows(
+    Schema(("x", "y"), tuple(Feature(name, contract.V, *kind) for name, kind in contract.DATA.items())),
+    tuple(dataclasses.replace(contract.make_batch(step), position=contract.B * step) for step in range(contract.STEPS)),
+)
+
+
+def config_of(*texts: str) -> NetRun:
+    """Groups that never take means, in float64; and changes."""
+    tables = {name: TableConfig(optimizer=rule, placement=PLACED[name]) for name, rule in RULES.items()}
+    features = Named({"three": FeatureConfig(pooling="mean")})
+    train = TrainConfig(contract.B, steps=contract.STEPS, optimizer=DenseSgd(0.1), replica_sync="never")
+    config = NetRun(
+        embedding=EmbeddingConfig(4, tables=Named(tables), features=features, exchange=Exchange()),
+        train=dataclasses.replace(train, shuffle=False, log_every=1, workers=1),
+        mesh=MeshConfig(4, replicas=2),
+        plan="row_wise",
+        compute_dtype="float64",
+    )
+    return settings.override(config, texts)
+
+
+def trained(*texts: str, start: Any = None, step: int = 0) -> Trained:
+    return train(config_of(*texts), SOURCE, start, step)
+
+
+def with_means(arrays: dict[str, Any]) -> dict[str, Any]:
+    """What groups have left, with the means of their tables and slots in place of each one's."""
+    mean = jax.tree.map(lambda *of_groups: np.mean(of_groups, axis=0), *arrays["replicas"].values())
+    return arrays | {"replicas": dict.fromkeys(arrays["replicas"], mean)}
+
+
+def test_groups_that_average_take_means_after_every_so_many_steps_and_are_apart_in_between() -> None:
+    """As groups that never do, stopped after these steps, and going on with the means, which NumPy takes."""
     with jax.enable_x64(True):
-        state = placed.trainer.restore(saved, 6)
-        found = np.asarray(placed.trainer.predict_program(state, placed.inputs[0]))[:B]
-        truth = first_logits(built(made, 3, 1, dtype=np.float64), saved)
-        np.testing.assert_allclose(found, truth, rtol=0, atol=1e-12)
-        alone = {"tables": saved["replicas"]["0"], "dense": saved["dense"], "opt": saved["opt"]}
-        own = first_logits(built(made, 1, 1, dtype=np.float64), alone)
-        assert np.abs(found - own).max() > 1e-4
-        again = load(placed.trainer.export(state))
-    jax.tree.map(np.testing.assert_array_equal, again, saved)  # what was restored is what was saved, group by group
+        whole = trained("train.replica_sync=average", "train.average_every=2")
+        parts, arrays = list[float](), None
+        for first, last in ((0, 2), (2, 4), (4, contract.STEPS)):
+            part = trained(f"train.steps={last}", start=arrays, step=first)
+            parts, arrays = parts + part.losses, with_means(part.arrays)
+    np.testing.assert_allclose(whole.losses, parts, rtol=1e-12)
+    for kind in ("replicas", "dense"):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-12), whole.arrays[kind], part.arrays[kind]
+        )
+    first, second = whole.arrays["replicas"].values()
+    assert all(np.abs(first[name]["rows"] - second[name]["rows"]).max() > 1e-6 for name in RULES)
 
 
-def first_logits(placed: Placed, saved: Any) -> np.ndarray:
-    """Logits of the first batch by what was saved."""
-    state = placed.trainer.restore(saved, 6)
-    return np.asarray(placed.trainer.predict_program(state, placed.inputs[0]))[:B]
+KINDS = pytest.mark.parametrize("kind", ["rows", "pooled"])
 
 
-def test_clipping_counts_the_rows_of_every_group(apart: tuple[Problem, Placed, Any]) -> None:
+@KINDS
+def test_each_group_learns_from_its_part_of_the_batch_alone(kind: str) -> None:
+    """By the mean loss of the whole batch, times the number of groups. The dense part is held still."""
+    texts = ("train.optimizer.learning_rate=1e-30", f"embedding.exchange.kind={kind}")
+    totals = np.array([block.weights.sum() for block in SOURCE.blocks], np.float64)
+    names = list(RULES)
+
+    def loss(params: Any, kept: Any, x: Any, looked_up: Any, y: Any, w: Any, step: Any) -> Any:
+        z = net_logits(params, [x, *(looked_up[name] for name in names)])
+        return 2 * jnp.sum(w * (jnp.logaddexp(0, z) - y * z)) / jnp.asarray(totals)[step], (kept, [])
+
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        replicas = trained(*texts).arrays["replicas"]
+        share = -(-contract.B // 4) * 2  # samples of a group
+        for group, tables in replicas.items():
+            first = int(group) * share
+            batches = [between(b, min(first, b.size), min(first + share, b.size)) for b in SOURCE.blocks]
+            truth = run_oracle(
+                dataclasses.replace(problem_of(config_of(*texts), SOURCE, truth=loss), batches=batches), np.float64
+            )
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-9), in_row_order(tables), truth.tables
+            )
+
+
+def test_seeds_of_their_own_give_each_group_the_tables_of_its_seed() -> None:
+    for texts, seeds in ((("train.replica_init=own",), (2**32 - 1, 0)), ((), (2**32 - 1,) * 2)):
+        with jax.enable_x64(True):
+            trainer = build_trainer(config_of(f"seed={2**32 - 1}", *texts), SOURCE)
+            replicas = load(trainer.export(trainer.init_state()))["replicas"]
+        for tables, seed in zip(replicas.values(), seeds, strict=True):
+            for name, arrays in in_row_order(tables).items():
+                truth = initial_rows(seed, name, jnp.arange(contract.V), 4, contract.V**-0.5)
+                np.testing.assert_array_equal(arrays["rows"], np.asarray(truth))
+
+
+@pytest.mark.parametrize("precision", [pytest.param("bfloat16", marks=pytest.mark.wide), "int8"])
+def test_averages_in_fewer_bytes_are_means_of_what_was_sent(precision: str) -> None:
+    """Within the rounding of each row; slots travel as they are; and both groups get the same."""
+    texts = ("compute_dtype=float32", "train.steps=2")
+    apart = trained(*texts).arrays["replicas"]
+    averages = ("train.replica_sync=average", "train.average_every=2", f"train.average_precision={precision}")
+    means = trained(*texts, *averages).arrays["replicas"]
+    jax.tree.map(np.testing.assert_array_equal, means["0"], means["1"])
+    for name in RULES:
+        for key, array in means["0"][name].items():
+            held = np.stack([apart[group][name][key] for group in ("0", "1")])
+            off = np.abs(array - held.mean(axis=0))
+            if key != "rows":
+                np.testing.assert_allclose(off, 0, atol=1e-6)
+                continue
+            values = held.reshape(2, len(array), -1, 2) if PLACED[name] == "column_wise" else held[:, :, None]
+            most = {"bfloat16": 2.0**-8 * np.abs(values), "int8": np.ptp(values, axis=-1, keepdims=True) / 255 / 2}
+            bound = np.broadcast_to(most[precision], values.shape).reshape(held.shape).mean(axis=0)
+            assert 0 < off.max() and (off <= bound * 1.01 + 1e-7).all()
+
+
+@KINDS
+def test_predictions_are_those_of_the_mean_tables(kind: str) -> None:
+    """Equal to a single group that restored the checkpoint, which takes the means."""
+
+    def logits(config: NetRun, arrays: dict[str, Any]) -> np.ndarray:
+        trainer = build_trainer(config, SOURCE)
+        state = trainer.restore(arrays, 3)
+        ((_, found),) = trainer.predict(state, trainer.inputs_of(SOURCE.blocks[:1], contract.B))
+        return found
+
+    with jax.enable_x64(True):
+        exchange = f"embedding.exchange.kind={kind}"
+        arrays = trained("train.steps=3", exchange).arrays
+        one = config_of("mesh.devices=3", "mesh.replicas=1", "train.replica_sync=exact")
+        of_groups, of_one = logits(config_of(exchange), arrays), logits(one, arrays)
+        alone = {key: arrays[key] for key in ("dense", "opt")} | {"tables": arrays["replicas"]["0"]}
+        np.testing.assert_allclose(of_groups, of_one, rtol=0, atol=1e-12)
+        assert np.abs(of_groups - logits(one, alone)).max() > 1e-4
+
+
+def test_clipping_counts_the_rows_of_every_group() -> None:
     """The first step's norm, of which both groups see the same dense part; and their own rows, once each."""
-    made, free, _ = apart
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-
-        def moved(placed: Placed) -> Any:
-            after = load(placed.trainer.export(placed.steps(placed.start(), last=1)))
-            return jax.tree.map(lambda a, b: a - b, load(placed.trainer.export(placed.start())), after)
-
-        whole = moved(free)
+    plain = ("train.steps=1", *(f"embedding.tables.{name}.optimizer=sgd" for name in RULES))
+    plain += tuple(f"embedding.tables.{name}.optimizer.learning_rate=0.5" for name in RULES)
+    with jax.enable_x64(True):
+        trainer = build_trainer(config_of(*plain), SOURCE)
+        start = load(trainer.export(trainer.init_state()))
+        whole = jax.tree.map(np.subtract, start, trained(*plain).arrays)
         # Learning rates of 0.5 and 0.1 show gradients, of which those of two groups' tables are doubled.
         rows = sum(np.square(t["rows"]).sum() for v in whole["replicas"].values() for t in v.values())
         norm = np.sqrt(rows + sum(np.square(x / 0.1).sum() for x in whole["dense"].values()))
-        options = StepOptions(clip_norm=float(norm) / 4)
-        clipped = dataclasses.replace(made, options=options)
-        less = moved(built(clipped, 4, 2, MIXED, independent=True, dtype=np.float64))
+        less = jax.tree.map(np.subtract, start, trained(*plain, f"train.clip_norm={norm / 4}").arrays)
         for kind in ("replicas", "dense"):
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 4 * b, atol=1e-12), whole[kind], less[kind])
 
 
 # Whole runs.
+
 
 SETTINGS = ("train.batch_size=100", "train.steps=9", "train.eval_every=4", "train.log_every=1", "plan=row_wise")
 
@@ -375,16 +332,6 @@ SETTINGS = ("train.batch_size=100", "train.steps=9", "train.eval_every=4", "trai
 def run(preset: Any, out: Any, *overrides: str) -> Any:
     config = recjax.load(str(preset), *SETTINGS, *overrides)
     return recjax.fit(config, out)
-
-
-def test_a_run_of_groups_that_average_is_resumed_exactly(preset: Any, tmp_path: Any) -> None:
-    groups = ("mesh.devices=4", "mesh.replicas=2", "train.replica_sync=average", "train.average_every=3")
-    whole = run(preset, tmp_path / "whole", *groups)
-    run(preset, tmp_path / "cut", *groups, "train.steps=5")
-    resumed = run(preset, tmp_path / "cut", *groups)
-    assert resumed["eval"] == whole["eval"] and resumed["steps"] == 9
-    with pytest.raises(ConfigError, match="train.replica_sync"):
-        run(preset, tmp_path / "cut", *groups, "train.replica_sync=exact")
 
 
 def test_another_number_of_groups_goes_on_with_the_means_and_says_so(
