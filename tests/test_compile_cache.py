@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from support import compile_cache
 
-from recjax.utils.program_cache import Entries
+from recjax.utils.program_cache import DAY, Entries
 
 
 def test_an_entry_appears_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -100,3 +101,14 @@ def test_a_process_writes_only_if_it_does_so_safely(tmp_path, path, writes):
         environment["PYTHONPATH"] = path  # without sitecustomize.py
     subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True)
     assert bool(os.listdir(tmp_path)) == writes
+
+
+def test_what_nobody_uses_goes(tmp_path):
+    now = 100 * DAY
+    killed, now_written = "v1/.a.unfinished-7", "v1/.b.unfinished-8"
+    for name, days in (("v1/used", 13), ("v1/old", 15), (killed, 2), (now_written, 0), ("v0/old", 15)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+        os.utime(tmp_path / name, (now, now - days * DAY))
+    compile_cache.prune(tmp_path, now)
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")) == ["v1", now_written, "v1/used"]

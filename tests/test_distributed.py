@@ -132,25 +132,6 @@ def test_facts_that_differ_stand_side_by_side():
 
 
 @given(st.data())
-def test_an_array_is_read_from_its_rectangles(data):
-    rows, columns = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 5))
-    whole = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
-    cuts = [sorted({0, size, *data.draw(st.lists(st.integers(0, size), max_size=3))}) for size in whole.shape]
-    pieces = [
-        ((a, c), as_lazy(whole[a:b, c:d]))
-        for a, b in zip(cuts[0], cuts[0][1:], strict=False)
-        for c, d in zip(cuts[1], cuts[1][1:], strict=False)
-    ]
-    spans = [sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size)))) for size in whole.shape]
-    index = tuple(slice(*span) for span in spans)
-    array = joined(whole.shape, whole.dtype, pieces)
-    np.testing.assert_array_equal(array.read(index), whole[index])
-    np.testing.assert_array_equal(array.load(), whole)
-    with pytest.raises(ValueError, match="do not make up"):
-        joined(whole.shape, whole.dtype, pieces[1:])
-
-
-@given(st.data())
 def test_an_array_is_read_from_scattered_rows(data):
     """Each range of columns has its own owners of the rows: of some a rectangle, of the others whatever is left."""
     rows, columns = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))

@@ -188,8 +188,7 @@ def test_no_command_of_the_first_pages_is_theirs_alone():
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=[pytest.mark.wide] if page.name in WIDE else [], id=page.stem) for page in PAGES],
+    "page", [pytest.param(page, marks=[pytest.mark.wide] if page.name in WIDE else [], id=page.stem) for page in PAGES]
 )
 def test_run_one_after_the_other(page, folder):
     before = BEFORE.get(str(page.relative_to(ROOT / "docs")), ())

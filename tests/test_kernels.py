@@ -63,11 +63,7 @@ def test_the_library_asks_no_more_of_a_system_than_manylinux_2_28_has() -> None:
     import recjax_kernels
 
     names = (Path(recjax_kernels.__file__).parent / "_kernels.so").read_bytes()
-    newest = {
-        "GLIBC_2.": 28,
-        "GLIBCXX_3.4.": 24,
-        "CXXABI_1.3.": 11,
-    }  # as auditwheel knows them
+    newest = {"GLIBC_2.": 28, "GLIBCXX_3.4.": 24, "CXXABI_1.3.": 11}  # as auditwheel knows them
     for prefix, most in newest.items():
         versions = [int(found) for found in re.findall(rb"\0" + re.escape(prefix).encode() + rb"(\d+)", names)]
         assert versions and max(versions) <= most, prefix

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import house
 
 import recjax
 
@@ -105,19 +106,7 @@ def circles(edges: set[Edge], files: set[str]) -> list[set[str]]:
     for importer, imported in edges:
         file = imported if imported in files else imported.rpartition(".")[0]  # a module, or a name of one
         below[importer].add(file if file in files else "__init__")
-
-    def reached(start: str) -> set[str]:
-        seen: set[str] = set()
-        waiting = [start]
-        while waiting:
-            new = below[waiting.pop()] - seen
-            seen |= new
-            waiting += new
-        return seen
-
-    reach = {name: reached(name) for name in files}
-    found = {frozenset(other for other in reach[name] if name in reach[other]) for name in files}
-    return [set(circle) for circle in found if len(circle) > 1]
+    return house.circles(below)
 
 
 FILES = {name for name, _ in modules(PACKAGE)}

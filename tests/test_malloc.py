@@ -36,6 +36,7 @@ thread = threading.Thread(target=lambda: (steps(1), steps(5)))
 thread.start()
 thread.join()
 """
+TUNABLES = "GLIBC_TUNABLES"
 KEEP = "glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=1073741824"
 
 
@@ -51,11 +52,9 @@ KEEP = "glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=10737
 def test_it_restarts_at_most_once(tmp_path, system, given, starts):
     if system is not None:
         (tmp_path / "enabled").write_text(system)
-    environment = {key: value for key, value in os.environ.items() if key != malloc._TUNABLES} | {
-        "JAX_PLATFORMS": "cpu"
-    }
+    environment = {key: value for key, value in os.environ.items() if key != TUNABLES} | {"JAX_PLATFORMS": "cpu"}
     if given is not None:
-        environment[malloc._TUNABLES] = given
+        environment[TUNABLES] = given
     command = [sys.executable, "-c", SCRIPT, tmp_path / "enabled"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     *lines, last = done.stdout.splitlines()
@@ -65,11 +64,11 @@ def test_it_restarts_at_most_once(tmp_path, system, given, starts):
 
 
 def test_a_debugger_keeps_the_process_that_it_started(monkeypatch) -> None:
-    monkeypatch.delenv(malloc._TUNABLES, raising=False)
+    monkeypatch.delenv(TUNABLES, raising=False)
     monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("it started again"))
     monkeypatch.setenv("RECJAX_NO_REEXEC", "1")
     malloc.restart_with_tunables()
-    assert malloc._TUNABLES not in os.environ  # nor for the processes that it starts
+    assert TUNABLES not in os.environ  # nor for the processes that it starts
 
 
 PARENT = """
@@ -89,8 +88,8 @@ subprocess.run([sys.executable, "-c", sys.argv[1], "/dev/null"], check=True)
 @pytest.mark.parametrize("given", [None, "glibc.malloc.tcache_count=7", ""])
 def test_children_get_what_the_person_has_set(given):
     """But those that are started for a comparison; and a command sets its own again, once."""
-    environment = {key: value for key, value in os.environ.items() if key != malloc._TUNABLES}
-    environment |= {"JAX_PLATFORMS": "cpu"} | ({} if given is None else {malloc._TUNABLES: given})
+    environment = {key: value for key, value in os.environ.items() if key != TUNABLES}
+    environment |= {"JAX_PLATFORMS": "cpu"} | ({} if given is None else {TUNABLES: given})
     command = [sys.executable, "-c", PARENT, SCRIPT]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     *told, last = done.stdout.splitlines()
@@ -103,15 +102,15 @@ def test_children_get_what_the_person_has_set(given):
 
 def test_a_restart_that_another_process_had_is_nobody_elses(monkeypatch) -> None:
     monkeypatch.setenv("RECJAX_RESTARTED", str(os.getppid()))
-    monkeypatch.setenv(malloc._TUNABLES, "the person's")
+    monkeypatch.setenv(TUNABLES, "the person's")
     monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("it started again"))
     malloc.restart_with_tunables()
-    assert os.environ[malloc._TUNABLES] == "the person's" and not malloc._own
+    assert os.environ[TUNABLES] == "the person's"
 
 
 def test_a_block_that_was_given_back_costs_no_new_pages() -> None:
     """Also in another thread than the first: a step's 32 MiB are handed to the next one without a page fault."""
-    environment = os.environ | {malloc._TUNABLES: KEEP}
+    environment = os.environ | {TUNABLES: KEEP}
     done = subprocess.run([sys.executable, "-c", BLOCKS], env=environment, capture_output=True, text=True, check=True)
     first, later = (int(line) for line in done.stdout.split())
     assert later < first / 10  # by default each of the five would need as many as the first

@@ -363,11 +363,7 @@ def test_nothing_in_a_file_is_executed(tmp_path):
     [
         ("caffe2", DOT, "unknown format 'caffe2' of weights; choose one of facebook, torchrec"),
         ("facebook", DCN, "no such model as model=dcnv2, only DLRM$"),
-        (
-            "facebook",
-            (*DOT, "embedding.pooling=mean"),
-            "bags are summed, and here that of 'sparse_1' is averaged",
-        ),
+        ("facebook", (*DOT, "embedding.pooling=mean"), "bags are summed, and here that of 'sparse_1' is averaged"),
         ("facebook", ("model=deepfm",), "no such model as model=deepfm"),
         ("torchrec", ("model=wide_deep",), "no such model as model=wide_deep, only DLRM and DCN-v2"),
         ("facebook", (*DOT, "data.dense=0"), "every model has a bottom MLP, and this one has none"),

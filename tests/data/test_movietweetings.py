@@ -133,20 +133,12 @@ GOOD = "1::10::8::1000\n"
         (GOOD + "1::10::8:: 1000\n", MOVIES, r"ratings.dat:2: timestamp \(field 4\)"),
         (GOOD + "1::10::٨::1000\n", MOVIES, r"ratings.dat:2: rating \(field 3\)"),
         (GOOD + "9999999999999999999::10::8::1000\n", MOVIES, r"ratings.dat:2: user \(field 1\)"),
-        (
-            GOOD + GOOD + "1::99::8::1\n" + GOOD,
-            MOVIES,
-            r"ratings.dat:3: movie \(field 2\) is '99', which the file of",
-        ),
+        (GOOD + GOOD + "1::99::8::1\n" + GOOD, MOVIES, r"ratings.dat:3: movie \(field 2\) is '99', which the file of"),
         ("", MOVIES, "ratings.dat is empty"),
         (GOOD, "", "movies.dat is empty"),
         (GOOD, MOVIES + "50::Title\n", r"movies.dat:5: the line has 2 field\(s\) instead of 3"),
         (GOOD, MOVIES + "tt50::Title (2000)::War\n", r"movies.dat:5: movie \(field 1\) is 'tt50'"),
-        (
-            GOOD,
-            MOVIES + "10::Again (2000)::War\n",
-            r"movies.dat:5: movie \(field 1\) is '10', which an earlier",
-        ),
+        (GOOD, MOVIES + "10::Again (2000)::War\n", r"movies.dat:5: movie \(field 1\) is '10', which an earlier"),
     ],
 )
 def test_every_fault_is_named_with_its_place(tmp_path, ratings, movies, message):

@@ -75,7 +75,7 @@ def test_what_was_encoded_is_what_was_in_the_file(tmp_path_factory, rows, form, 
         assert "left to train on" in str(error)
         return
     found = tables.original(source, open_encoder(source.path))
-    drawn = open_raw(config, path)._split.tolist()
+    drawn = splits_of(config, path)
     for split, name in enumerate(SPLITS):
         truth = [row for row, at in zip(rows, drawn, strict=True) if at == split]
         assert len(found[name]) == len(truth)
@@ -117,7 +117,7 @@ def test_the_roles_and_values_of_the_clicks(table, source):
     assert source.about["label"] == "clicked" and "by chance (seed 0): train 0.8" in source.about["splits"]
     assert list(source.about["files"]) == ["t.parquet"]
     assert source.about["table"]["proposed"]["user"][0] == "id" and "when" not in source.about["table"]["proposed"]
-    split = open_raw(CLICKS, source.path.parent / "t.parquet")._split
+    split = np.array(splits_of(CLICKS, source.path.parent / "t.parquet"))
     found = tables.original(source, encoder)
     for name, number in zip(SPLITS, range(3), strict=True):
         truth = table.filter(pa.array(split == number)).to_pylist()
@@ -309,7 +309,7 @@ def small(tmp_path, **columns):
 
 
 def splits_of(config, path):
-    return open_raw(config, path)._split.tolist()
+    return [split for chunk in open_raw(config, path).chunks(0) for split in chunk.split.tolist()]
 
 
 def test_splits_of_rows(tmp_path):

@@ -125,8 +125,8 @@ def test_labels_conditions_and_crosses(file, tmp_path):
     rows = [row for row in table if row["n>=2"] in ("w3", "w4") and row["(open"] != "w1"]
     assert 0 < len(rows) == sum(source.row_counts(split).sum() for split in ("train", "validation", "test"))
     assert [label.name for label in source.schema.labels] == ["stars, of five", "a,b"]
-    split = open_raw(config, file)._split
-    truth = [row["stars, of five"] >= "4" for row, at in zip(rows, split, strict=True) if at == 0]
+    (chunk,) = open_raw(config, file).chunks(0)
+    truth = [row["stars, of five"] >= "4" for row, at in zip(rows, chunk.split, strict=True) if at == 0]
     np.testing.assert_array_equal(source.read("train", 0).labels[:, 0], truth)
 
 

@@ -49,9 +49,9 @@ def test_the_values_of_both_are_counted_together(tmp_path, text, lists, least):
     source = prepared(tmp_path, f"history:{role}:like=item", "user:id", f"item:id{count}", table=table)
     drawn = open_raw(Table(label="clicked", columns=("user:id",), split="random:0.9,0.05,0.05"), tmp_path / "t.parquet")
     counts = collections.Counter()
-    split = np.asarray(drawn._split)
+    (chunk,) = drawn.chunks(0)
     rows = table.to_pylist()
-    for row, at in zip(rows, split, strict=True):
+    for row, at in zip(rows, chunk.split, strict=True):
         if at == 0:
             bag = row["history"] if lists else [row["history"]]
             counts.update([*bag, *([] if row["item"] is None else [row["item"]])])
@@ -63,7 +63,7 @@ def test_the_values_of_both_are_counted_together(tmp_path, text, lists, least):
     }
     for number, name in enumerate(("train", "validation", "test")):
         batch = tables.whole(source, name)
-        truth = [row for row, at in zip(rows, split, strict=True) if at == number]
+        truth = [row for row, at in zip(rows, chunk.split, strict=True) if at == number]
         items = [1 if row["item"] is None else row_of.get(row["item"], 0) for row in truth]
         bags = [[row_of.get(v, 0) for v in (row["history"] if lists else [row["history"]])] for row in truth]
         assert batch.bags["item"].ids.ravel().tolist() == items

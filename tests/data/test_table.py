@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.data.text import table
 from recjax.data.text.fields import Faults
 from recjax.data.text.table import Form, read_rows
 from recjax.errors import DataError
@@ -86,9 +85,9 @@ def test_a_wrong_number_of_fields_is_named_with_its_line_or_counted(tmp_path, fo
     assert skipped == {"number of fields": 2}
 
 
-def test_lines_are_counted_across_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "_PIECE_BYTES", 64)
-    rows = [("x",) if i % 7 == 3 else (str(i), "y" * (i % 5)) for i in range(500)]
+def test_lines_are_counted_across_pieces(tmp_path):
+    """Pieces have 8 MiB."""
+    rows = [("x",) if i % 7 == 3 else (str(i), "y" * (i % 5 * 20_000)) for i in range(500)]
     found, skipped = read(tmp_path, lines_of(PLAIN, *rows), PLAIN, skip=True)
     assert found == [(i + 1, row[0].encode(), row[1].encode()) for i, row in enumerate(rows) if len(row) == 2]
     assert skipped == {"number of fields": sum(len(row) == 1 for row in rows)}
@@ -109,12 +108,12 @@ def test_an_open_quote_is_never_skipped_for_it_swallows_lines(tmp_path, data, me
         read(tmp_path, data, HEADED, skip=skip)
 
 
-def test_what_cannot_be_cut_into_fields(tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "_PIECE_BYTES", 64)
+def test_what_cannot_be_cut_into_fields(tmp_path):
+    long = ("x" * 20_000_000, "y")
     with pytest.raises(DataError, match="x.dat cannot be cut into fields .*a line of more than"):
-        read(tmp_path, lines_of(PLAIN, ("1", "2"), ("x" * 300, "y"), ("3", "4")), PLAIN)
+        read(tmp_path, lines_of(PLAIN, ("1", "2"), long, ("3", "4")), PLAIN)
     with pytest.raises(DataError, match=r"x.dat:2: the line has 1 field"):  # comes first, and has a line
-        read(tmp_path, lines_of(PLAIN, ("1", "2"), ("3",), ("x" * 300, "y"), ("3", "4")), PLAIN)
+        read(tmp_path, lines_of(PLAIN, ("1", "2"), ("3",), long, ("3", "4")), PLAIN)
 
 
 def test_a_control_character_that_would_act_as_delimiter_is_refused(tmp_path):

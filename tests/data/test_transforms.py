@@ -119,13 +119,14 @@ def test_raw_rows_are_encoded_as_prepared_ones(tmp_path_factory, rows, config, f
         assert "left to train on" in str(error)
         return
     source = prepare_table(config, reader, folder / "out")
+    split = np.concatenate([chunk.split for chunk in reader.chunks(0)])
     lines = folder / "t.jsonl"
     lines.write_text("".join(json.dumps(as_json(row)) + "\n" for row in table.to_pylist()))
     for raw in (path, lines):
         numbers, batch, left_out = encoded(raw, source)
         assert left_out == source.about["table"].get("where", {}).get("left_out", 0) == len(rows) - len(numbers)
         for number, name in enumerate(SPLITS):
-            keep, truth = reader._split == number, tables.whole(source, name)
+            keep, truth = split == number, tables.whole(source, name)
             if truth is None:
                 assert not keep.any()
                 continue

@@ -44,13 +44,7 @@ def test_small_files_by_hand(tmp_path):
     # user_reviews, user_stars, business_reviews, business_stars, user_days (2010-01-01 to 2018-07-07: 3109)
     np.testing.assert_allclose(
         chunk.dense,
-        [
-            [0, NAN, 0, NAN, 3109],
-            [0, NAN, 0, NAN, 1],
-            [1, 1, 1, 4, 3112.5],
-            [0, NAN, 0, NAN, NAN],
-            [1, 4, 2, 4.5, 3],
-        ],
+        [[0, NAN, 0, NAN, 3109], [0, NAN, 0, NAN, 1], [1, 1, 1, 4, 3112.5], [0, NAN, 0, NAN, NAN], [1, 4, 2, 4.5, 3]],
     )
     assert chunk.done == 1
 

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import compiler
 
 from recjax.models.layers import normal
 
@@ -26,18 +25,3 @@ def test_so_they_are_where_a_longer_draw_would_differ_or_there_are_no_values(cha
         expected = jax.nn.initializers.normal(2.0)(key, shape, jnp.float32)
         draw = functools.partial(normal, shape=shape, scale=2.0)
         np.testing.assert_allclose((jax.jit(draw) if change == "traced" else draw)(key), expected, rtol=1e-6)
-
-
-def test_shapes_share_a_program(monkeypatch):
-    key, compiled = jax.random.key(0), []
-    normal(key, (200,), 1.0)
-    plain = compiler.compile_or_get_cached
-
-    def counted(*arguments, **options):
-        compiled.append(1)
-        return plain(*arguments, **options)
-
-    monkeypatch.setattr(compiler, "compile_or_get_cached", counted)
-    for shape in ((5, 11), (3,), (16, 16)):
-        normal(key, shape, 0.3)
-    assert not compiled

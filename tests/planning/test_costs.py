@@ -34,8 +34,7 @@ COPIES = measured("copy", [(100, 2.0), (10_000, 8.0), (1_000_000, 800.0)])
 
 
 @pytest.mark.parametrize(
-    ("size", "expected"),
-    [(100, 2), (10_000, 8), (1_000_000, 800), (1000, 4), (100_000, 80), (1, 2), (3_000_000, 2400)],
+    ("size", "expected"), [(100, 2), (10_000, 8), (1_000_000, 800), (1000, 4), (100_000, 80), (1, 2), (3_000_000, 2400)]
 )  # at the points, halfway in logarithms, at the floor, and in proportion beyond
 def test_times_lie_on_lines_in_logarithms(size, expected):
     assert us(COPIES, "copy", bytes=size) == pytest.approx(expected)

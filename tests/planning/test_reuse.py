@@ -5,12 +5,9 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from support.machines import BEGUN, FORK, LOOKUP, MACHINE
 
-from recjax.lab.calibrate import reuse_cases as cases_module
-from recjax.lab.calibrate.reuse_cases import reuse_cases
 from recjax.planning.costs import Costs
 from recjax.planning.graph import read_graph
 from recjax.planning.machine import Kernel, Point
@@ -137,20 +134,3 @@ def test_a_pass_over_data_from_far_away_takes_longer_by_their_share():
     beside = node_cost(node, costs)
     assert beside.us - alone.us == pytest.approx(costs.reuse(node.uses).us) and beside.us > alone.us
     assert math.isclose(beside.us * beside.cores, alone.us * alone.cores + 2 * (beside.us - alone.us))
-
-
-def test_calibration_touches_as_much_memory_as_the_case_says_before_it_times_the_pass(monkeypatch):
-    touched = []
-    monkeypatch.setattr(cases_module, "_touch", touched.append)
-    cases = [case for case in reuse_cases(True) if case.sizes["bytes"] == 2**15]
-    assert all(0 < case.make()() < 1 for case in cases)
-    assert [case.sizes["distance"] for case in cases][1:] == touched == [2**26, 2**28]
-    assert not any(case.held_out for case in cases) and [c.held_out for c in reuse_cases(False)].count(True) == 1
-
-
-def test_so_many_bytes_are_touched(monkeypatch):
-    """Half of them read and half written, and no others."""
-    memory = np.ones(64, np.uint8), np.zeros(64, np.uint8)
-    monkeypatch.setattr(cases_module, "_memory", lambda: memory)
-    cases_module._touch(40)
-    assert memory[1].sum() == memory[1][:20].sum() == 20

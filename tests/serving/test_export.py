@@ -197,10 +197,7 @@ def test_mistakes_in_samples(made):
     nan = given["weights"][fixed].copy()
     nan[0, 0] = np.nan
     for bad, pattern in [
-        (
-            changed(given, "ids", one, high),
-            rf"id 30 of '{one}' in row 4 is out of range: .* rows 0 to 29",
-        ),
+        (changed(given, "ids", one, high), rf"id 30 of '{one}' in row 4 is out of range: .* rows 0 to 29"),
         (changed(given, "ids", plain, late), rf"id -1 of '{plain}' in row {last} is out of range"),
         (changed(given, "ids", one, high[:9]), rf"ids of '{one}' have shape \[9, 1\].*give integers \[50, 1\]"),
         (changed(given, "ids", one, high * 1.0), rf"ids of '{one}' have shape .*float64; give integers"),
@@ -225,10 +222,7 @@ def test_refusals_of_the_verb(tmp_path, monkeypatch):
     (tmp_path / "used" / "mine").touch()
     refuse = [
         (("--out", tmp_path / "used"), r"--out .*used exists and is not an empty folder"),
-        (
-            ("--out", tmp_path / "new", "--platforms", "cpu,rocm"),
-            r"--platforms cpu,rocm: give one or more of",
-        ),
+        (("--out", tmp_path / "new", "--platforms", "cpu,rocm"), r"--platforms cpu,rocm: give one or more of"),
         (("--out", tmp_path / "new"), r"run is not a run folder"),
     ]
     for arguments, pattern in refuse:

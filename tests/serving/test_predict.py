@@ -201,15 +201,6 @@ def test_numbers_that_are_too_large_cost_their_rows_alone(preset, tmp_path):
         assert_refused(done, 3, rf"rows\.jsonl:{at + 1}: {words}.*Correct the value\. Or leave such rows out")
 
 
-def test_a_file_that_has_only_its_header(shop, tmp_path, monkeypatch):
-    """As text with a header can be."""
-    folder, _ = shop
-    file, out = write(tmp_path / "rows.jsonl", rows()[:4]), tmp_path / "scores.csv"
-    monkeypatch.setattr("recjax.serving.rows.read", lambda *arguments: iter([]))
-    assert_refused(inside("predict", folder / "run", "--input", file, "--out", out), 3, r"rows\.jsonl has no row")
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
-
-
 def test_mistakes(shop, preset, good, tmp_path):
     folder, _ = shop
     file, out = write(tmp_path / "rows.jsonl", rows()[:4]), tmp_path / "scores.csv"

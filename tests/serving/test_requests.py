@@ -160,10 +160,7 @@ def test_mistakes_are_named(shop):
         (b'{"candidates": [3]}', r"candidates\[0\] is no object"),
         (b'{"candidates": []}', "candidates is empty. Give 1 to 600"),
         (asked([row] * 601), "has 601 candidates"),
-        (
-            b'{"candidates": [' + b"{}," * 10**6 + b"{}]}",
-            "has 1,000,002 objects, and at most 600",
-        ),
+        (b'{"candidates": [' + b"{}," * 10**6 + b"{}]}", "has 1,000,002 objects, and at most 600"),
         (asked([row, rest]), r"candidates\[1\]: the key 'user' is missing; the row has city"),
         (asked([rest, row], {"user": 3}), r"candidates\[1\] has 'user', which stands under user too"),
         (asked([rest], {"user": "x"}), "user: 'user' is \"x\", not an integer of 64 bits"),
@@ -233,10 +230,7 @@ def test_rows_of_a_table_of_ones_own(tmp_path):
     assert_same(whole.read(asked(candidates, user)), whole.read(asked([row | user for row in made])))
     for wrong, words in (
         ({"user": [1]}, r"candidates\[1\]: 'user' is \[1\], not one value"),
-        (
-            {"usr": 1},
-            r"candidates\[1\] has the key 'usr', which is no column that .* Did you mean 'user'",
-        ),
+        ({"usr": 1}, r"candidates\[1\] has the key 'usr', which is no column that .* Did you mean 'user'"),
         ({"price": 1e39}, r"candidates\[1\]: column 'price' is '1e\+39', not a number of float32"),
         ({"item_id": "x"}, r"candidates\[1\]: column 'item_id' is 'x', not an integer of 64 bits. Correct"),
     ):

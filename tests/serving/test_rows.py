@@ -99,6 +99,9 @@ def test_avazu_rows_are_its_own_text_alone(tmp_path):
         rows.read(tmp_path / "rows.jsonl.gz", avazu.Avazu.kind, None, RowFaults())
 
 
+MANY = 20_000  # lines that are more than is read at once
+
+
 def line(number):
     integers = [str(number), "-2", *[""] * 11]
     return "\t".join([str(number % 2), *integers, f"{number:08x}", "0000beef", "", *["a1"] * 23])
@@ -117,10 +120,9 @@ def content(file):
     return np.concatenate([chunk.dense for chunk in chunks]), keys, missing
 
 
-@pytest.mark.parametrize("piece", [64, 997, 1 << 21])
-def test_the_same_rows_in_every_form(tmp_path, monkeypatch, piece):
-    monkeypatch.setattr(rows, "_PIECE_BYTES", piece)
-    text = "\n".join(line(number) for number in range(50))
+@pytest.mark.parametrize("count", [50, MANY])
+def test_the_same_rows_in_every_form(tmp_path, count):
+    text = "\n".join(line(number) for number in range(count))
     dense, keys, missing = None, None, None
     for name, data in {
         "plain.txt": (text + "\n").encode(),
@@ -135,14 +137,15 @@ def test_the_same_rows_in_every_form(tmp_path, monkeypatch, piece):
         found = content(tmp_path / name)
         if dense is None:
             dense, keys, missing = found
-            assert keys[0].tolist() == list(range(50)) and set(keys[1]) == {0xBEEF} and set(keys[3]) == {0xA1}
-            assert dense[:, 0].tolist() == list(range(50)) and set(dense[:, 1]) == {-2} and np.isnan(dense[:, 2]).all()
+            assert keys[0].tolist() == list(range(count)) and set(keys[1]) == {0xBEEF} and set(keys[3]) == {0xA1}
+            assert dense[:, 0].tolist() == list(range(count)) and set(dense[:, 1]) == {-2}
+            assert np.isnan(dense[:, 2]).all()
             assert missing[2].all() and not missing[[0, 1, 3]].any()
         for ours, theirs in zip(found, (dense, keys, missing), strict=True):
             np.testing.assert_array_equal(ours, theirs, err_msg=name)
 
 
-@pytest.mark.parametrize("piece", [64, 1 << 21])
+@pytest.mark.parametrize("before", [0, MANY])
 @pytest.mark.parametrize("labels", [True, False])
 @pytest.mark.parametrize(
     ("change", "pattern"),
@@ -154,17 +157,17 @@ def test_the_same_rows_in_every_form(tmp_path, monkeypatch, piece):
     ],
     ids=["too many fields", "empty line", "no integer", "no category"],
 )
-def test_a_malformed_line_is_named(tmp_path, monkeypatch, piece, labels, change, pattern):
-    monkeypatch.setattr(rows, "_PIECE_BYTES", piece)
+def test_a_malformed_line_is_named(tmp_path, before, labels, change, pattern):
     lines = [line(number) if labels else bare(line(number)) for number in range(9)]
     lines[6] = change(lines[6])
+    lines = lines[:1] * before + lines
     file = tmp_path / "rows.txt"
     file.write_text("\n".join(lines) + "\n")
     numbers = {"fields": 40, "one_more": 41, "empty": 1, "I2": 3, "C2": 16}
     wanted = pattern.format(**{name: n - (not labels and name != "empty") for name, n in numbers.items()})
     with pytest.raises(DataError) as caught:
         list(rows.criteo(file, RowFaults()))
-    assert f"{file}:7: {wanted}" in str(caught.value)
+    assert f"{file}:{before + 7}: {wanted}" in str(caught.value)
 
 
 def test_a_wrong_label_is_named(tmp_path):
@@ -258,10 +261,8 @@ def test_criteo_integers_as_pandas_writes_them(tmp_path):
         content(floats)
 
 
-@pytest.mark.parametrize("piece", [64, 1 << 21])
 @pytest.mark.parametrize("bare_lines", [False, True])
-def test_malformed_lines_are_left_out_counted_and_named(tmp_path, monkeypatch, piece, bare_lines):
-    monkeypatch.setattr(rows, "_PIECE_BYTES", piece)
+def test_malformed_lines_are_left_out_counted_and_named(tmp_path, bare_lines):
     lines = [bare(line(number)) if bare_lines else line(number) for number in range(9)]
     lines[0], lines[4], lines[6] = "", lines[4].replace("beef", "beeg"), lines[6] + "\t"
     file, faults = tmp_path / "rows.txt", RowFaults(skip=True)

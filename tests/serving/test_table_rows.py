@@ -213,6 +213,10 @@ def test_from_a_file_to_scores_in_two_commands(tmp_path, monkeypatch):
     found = recjax.predict(run, table, tmp_path / "from_python.csv", columns="user")
     assert (tmp_path / "from_python.csv").read_text() == scores[0] and found["input"] == "the table"
 
+    (tmp_path / "head.csv").write_text((tmp_path / "new.csv").read_text().partition("\n")[0] + "\n")
+    assert_refused(inside("predict", run, "--input", "head.csv", "--out", "none.csv"), 3, r"head\.csv has no row")
+    assert not (tmp_path / "none.csv").exists()
+
     other = tmp_path / "other"
     other.mkdir()
     monkeypatch.chdir(other)

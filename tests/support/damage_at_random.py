@@ -9,83 +9,16 @@ from random import Random
 from typing import Any
 
 _BYTES = (
-    b"\0",
-    b"\xff",
-    b"\xed\xa0\x80",
-    b"\xf0\x9f\x8d\xb0",
-    b'"',
-    b"\\",
-    b"\n",
-    b"\r",
-    b"\r\n",
-    b"\t",
-    b",",
-    b"::",
-    b"|",
-    b"\x1f",
-    b"\x1f\x8b",
-    b"\xef\xbb\xbf",
-    b"-",
-    b"NaN",
-    b"Infinity",
-    b"1e999",
-    b"null",
-    b"{}",
-    b"[]",
-    b"}",
-    b"{",
-    b"]",
-    b"=",
-    b"9" * 30,
-    b"9" * 5000,
-    b"[" * 2000,
-    b'{"a":' * 2000,
-    b"[" * 100_000,
-    b"x" * 70_000,
-    b"../../x",
-    b"/etc/passwd",
-    b"true",
-    b"\\ud800",
-    b"\\u0000",
-    b"0x10",
-    b"1_000",
-    "\u0661".encode(),
-    b" ",
-    b"",
-)
-_VALUES: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1,
-    2**31,
-    2**63,
-    2**64,
-    10**400,
-    1.5,
-    float("nan"),
-    "",
-    "x",
-    "../x",
-    "/etc/x",
-    "\ud800",
-    "\0",
-    "NaN",
-    "9" * 5000,
-    "x" * 10_000,
-    [],
-    {},
-    [[]],
-    {"a": 1},
-    [None],
-    [1, "x"],
-    "auto",
-    [2**62, 2**62],
-    [[4096, 2**40]],
-    [[1, 1]] * 3,
-)
+    b"\0", b"\xff", b"\xed\xa0\x80", b"\xf0\x9f\x8d\xb0", b'"', b"\\", b"\n", b"\r", b"\r\n", b"\t", b",", b"::", b"|",
+    b"\x1f", b"\x1f\x8b", b"\xef\xbb\xbf", b"-", b"NaN", b"Infinity", b"1e999", b"null", b"{}", b"[]", b"}", b"{", b"]",
+    b"=", b"9" * 30, b"9" * 5000, b"[" * 2000, b'{"a":' * 2000, b"[" * 100_000, b"x" * 70_000, b"../../x",
+    b"/etc/passwd", b"true", b"\\ud800", b"\\u0000", b"0x10", b"1_000", "\u0661".encode(), b" ", b"",
+)  # fmt: skip
+VALUES: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, 10**400, 1.5, float("nan"), "", "x", "../x", "/etc/x", "\ud800",
+    "\0", "NaN", "9" * 5000, "x" * 10_000, [], {}, [[]], {"a": 1}, [None], [1, "x"], "auto", [2**62, 2**62],
+    [[4096, 2**40]], [[1, 1]] * 3,
+)  # fmt: skip
 
 
 def replace(file: Path, rng: Random, pipes: bool) -> None:
@@ -141,7 +74,7 @@ def change_json(file: Path, rng: Random) -> None:
         if isinstance(inner, (dict, list)):
             holders += [(inner, each) for each in (inner if isinstance(inner, dict) else range(len(inner)))]
     holder, key = rng.choice(holders)
-    value: Any = rng.choice(_VALUES)
+    value: Any = rng.choice(VALUES)
     if isinstance(value, (list, dict)) and rng.random() < 0.2:
         for _ in range(rng.choice((50, 90, 400))):
             value = [value]

@@ -307,10 +307,7 @@ TARGETS: dict[str, Target] = {
     ),
     "sweep, TOML": Target(texts({"s.toml": SWEEP}), lambda folder: read_sweep(folder / "s.toml")),
     "machine": Target(write_machine, lambda folder: open_machine(str(folder / "m.json"))),
-    "plan": Target(
-        write_plan,
-        lambda folder: make_plan(str(folder / "p.json"), (TableSpec("t", 100, 8, Sgd()),)),
-    ),
+    "plan": Target(write_plan, lambda folder: make_plan(str(folder / "p.json"), (TableSpec("t", 100, 8, Sgd()),))),
     **fuzz_tools.TARGETS,
 }
 

@@ -165,6 +165,17 @@ def test_bits_of_replica_groups_that_agree_in_each_step(
     assert (state.host.tier.figures()["disk_rows"] > 0) == hot
 
 
+def assert_bits(problem: Problem, trainer: Trainer, other: Trainer) -> dict[str, int]:
+    """Checks that both end alike, and that the caches' hits and misses are those of a replay; returns the figures."""
+    start = trainer.init_state()
+    assert ends(problem, trainer, start) == ends(problem, other)
+    assert start.host.tier is not None
+    counts = start.host.tier.figures()
+    told = replay(trainer.bound, [homes_of(trainer.bound, batch) for batch in problem.batches], 21, 4)
+    assert (told.total("hits"), told.total("misses")) == (counts["hits"], counts["misses"])
+    return counts
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("devices", "hot", "how"),
@@ -180,12 +191,7 @@ def test_bits_over_hosts(devices: int, hot: str, how: dict[str, int], tmp_path: 
     plan = Plan({**hot_plan(problem, placement=hot).tables, names[1]: (Segment("table_row_wise"),)})
     trainer = trainer_of(problem, devices, plan, cache_bytes=4_000, dram_bytes=9_000, disk=str(tmp_path), **how)
     assert [group.two_step for group in trainer.bound.cached] == [True, True]
-    start = trainer.init_state()
-    assert ends(problem, trainer, start) == ends(problem, trainer_of(problem, devices, plan, **how))
-    assert start.host.tier is not None
-    counts = start.host.tier.figures()
-    told = replay(trainer.bound, [homes_of(trainer.bound, batch) for batch in problem.batches], 21, 4)
-    assert (told.total("hits"), told.total("misses")) == (counts["hits"], counts["misses"])
+    counts = assert_bits(problem, trainer, trainer_of(problem, devices, plan, **how))
     assert counts["disk_rows"] > 0
 
 
@@ -199,12 +205,7 @@ def test_bits_of_pooled_vectors(devices: int) -> None:
     plan = Plan({name: (Segment(way, exchange=Exchange(kind="pooled")),) for name, way in ways})
     trainer = trainer_of(problem, devices, plan, cache_bytes=3_000)
     assert [bool(group.sources) for group in trainer.bound.cached] == [True, False]
-    start = trainer.init_state()
-    assert ends(problem, trainer, start) == ends(problem, trainer_of(problem, devices, plan))
-    assert start.host.tier is not None
-    counts = start.host.tier.figures()
-    told = replay(trainer.bound, [homes_of(trainer.bound, batch) for batch in problem.batches], 21, 4)
-    assert (told.total("hits"), told.total("misses")) == (counts["hits"], counts["misses"])
+    assert_bits(problem, trainer, trainer_of(problem, devices, plan))
 
 
 def delayed(call: Any, delay_s: float) -> Any:
