@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recjax.parallel.packed import Form, pack, unpack
+from recjax.parallel.packed import PackedForm, pack_words, unpack_words
 
 pytestmark = pytest.mark.light_compile
 
@@ -23,12 +23,12 @@ def test_each_device_gets_its_part_of_each_array(leaves: list[Any], devices: int
     rng = np.random.default_rng(0)
     made = [rng.integers(-9, 9, (devices * rows, *further)).astype(dtype) for dtype, further, rows in leaves]
     tree = {"first": made[:2], "rest": tuple(made[2:])}
-    form = Form.of(tree, devices)
+    form = PackedForm.of(tree, devices)
     words_NxE = np.full((devices, sum(form.words)), 77, np.int32)
-    pack(tree, form, words_NxE)
+    pack_words(tree, form, words_NxE)
     for device in range(devices):
         parts = jax.tree.map(lambda x, n=device: np.split(x, devices)[n], tree)
-        found = jax.jit(lambda words: unpack(words, form))(words_NxE[device])
+        found = jax.jit(lambda words: unpack_words(words, form))(words_NxE[device])
         assert str(jax.tree.structure(found)) == str(jax.tree.structure(tree))
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), b, strict=True), found, parts)
 
@@ -37,7 +37,7 @@ def test_each_device_gets_its_part_of_each_array(leaves: list[Any], devices: int
 def test_infinities_and_nan_keep_their_bits(dtype: Any, bits: Any) -> None:
     with jax.enable_x64(True):
         values = np.array([np.inf, -np.inf, np.nan, -0.0, np.finfo(dtype).tiny / 4], dtype)
-        form = Form.of(values, 1)
+        form = PackedForm.of(values, 1)
         words_NxE = np.empty((1, sum(form.words)), np.int32)
-        pack(values, form, words_NxE)
-        np.testing.assert_array_equal(np.asarray(unpack(words_NxE[0], form)).view(bits), values.view(bits))
+        pack_words(values, form, words_NxE)
+        np.testing.assert_array_equal(np.asarray(unpack_words(words_NxE[0], form)).view(bits), values.view(bits))

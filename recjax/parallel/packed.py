@@ -19,8 +19,8 @@ _WORD = np.dtype(np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
-    """Where each array of a tree lies among the words of a device.
+class PackedForm:
+    """The place of each array of a tree among the words of a device.
 
     Attributes:
       structure: of the tree.
@@ -33,7 +33,7 @@ class Form:
     dtypes: tuple[np.dtype[Any], ...]
 
     @classmethod
-    def of(cls, tree: Any, devices: int) -> Form:
+    def of(cls, tree: Any, devices: int) -> PackedForm:
         """Returns the form of arrays, or of shapes, whose leading axes are split evenly over so many devices."""
         leaves, structure = jax.tree.flatten(tree)
         shapes = tuple((x.shape[0] // devices, *x.shape[1:]) for x in leaves)
@@ -46,7 +46,7 @@ class Form:
         return tuple(-(-math.prod(shape) * dtype.itemsize // _WORD.itemsize) for shape, dtype in sizes)
 
 
-def pack(tree: Any, form: Form, out_NxE: np.ndarray) -> None:
+def pack_words(tree: Any, form: PackedForm, out_NxE: np.ndarray) -> None:
     """Lays the arrays of a tree end to end, device by device.
 
     Args:
@@ -67,8 +67,8 @@ def pack(tree: Any, form: Form, out_NxE: np.ndarray) -> None:
             part[:] = padded.view(_WORD)
 
 
-def unpack(words_E: jax.Array, form: Form) -> Any:
-    """Returns the tree that `pack` laid end to end, of one device: int32 [E], with the same bits."""
+def unpack_words(words_E: jax.Array, form: PackedForm) -> Any:
+    """Returns the tree that `pack_words` laid end to end, of one device: int32 [E], with the same bits."""
     leaves, start = [], 0
     for shape, dtype, words in zip(form.shapes, form.dtypes, form.words, strict=True):
         leaves.append(_read(jax.lax.slice(words_E, (start,), (start + words,)), shape, dtype))

@@ -47,7 +47,13 @@ _PER_PROCESS_S = 1 / 64  # with many processes records go around more seldom
 
 
 class Watch:
-    """Reports this process's state to its peers, and watches theirs. Its thread ends with the process."""
+    """Reports this process's state to its peers, and watches theirs. Its thread ends with the process.
+
+    Attributes:
+      steps: of a program that all wait for.
+    """
+
+    steps = 1
 
     def __init__(self, pipe: int | None) -> None:
         """Starts to tell the supervisor, if there is one.
@@ -58,7 +64,6 @@ class Watch:
         self._pipe = pipe
         self._phase, self._moves = "start", 0
         self._limit_s = distributed.limit_s()
-        self.steps = 1  # of a program that all wait for
         self._failed, self._status = "", LOST
         self._ends: int | None = None  # the exit status of this process, once that is sure
         self._seen: dict[int, tuple[dict[str, Any], float, float]] = {}  # record, when its beat, and its phase changed

@@ -24,7 +24,7 @@ from recjax.embedding.routing.host import local_samples
 from recjax.embedding.routing.routed import FeatureRouting, GroupRouting, Routing
 from recjax.embedding.spec import FeatureSpec
 from recjax.parallel.mesh import BATCH_AXES
-from recjax.parallel.packed import Form
+from recjax.parallel.packed import PackedForm
 from recjax.train.late import like
 from recjax.train.module import kept_dtype, kept_state, parameters
 from recjax.train.routers import WORDS, HostRouter, PackedBatches, StepInputs
@@ -63,7 +63,7 @@ def abstract_inputs(trainer: Trainer, capacities: dict[str, int]) -> StepInputs:
 
     Args:
       trainer: of the run.
-      capacities: as `pack` takes them.
+      capacities: as `pack_words` takes them.
     """
     train, devices = trainer.config.train, trainer.bound.all_devices
     parts = devices * train.accumulate
@@ -85,7 +85,7 @@ def abstract_batches(trainer: Trainer, capacities: dict[str, int], steps: int = 
     routes = isinstance(trainer.router, HostRouter)
     if not routes:
         inputs = dataclasses.replace(inputs, routing=dataclasses.replace(inputs.routing, groups={}))
-    form = Form.of(inputs, devices)
+    form = PackedForm.of(inputs, devices)
     shape = (steps, devices, sum(form.words))
     words = jax.ShapeDtypeStruct(shape, np.int32, sharding=NamedSharding(trainer.mesh, WORDS))
     return PackedBatches(words, form, trainer.router.sizes(capacities))
@@ -155,7 +155,7 @@ def compile_step(trainer: Trainer, capacities: dict[str, int], kernels: bool = F
 
     Args:
       trainer: of the run.
-      capacities: as `pack` takes them.
+      capacities: as `pack_words` takes them.
       kernels: whether the text has to be that of the step as it runs, kernel by kernel. Otherwise operations may be
         fused in another way, which is faster on CPU with JAX 0.10 (of model A for 128 devices 8 s and not 34 s, where
         code to be run takes 65): collectives are the same, and temporaries were within 0.01% in every program compared.

@@ -50,12 +50,12 @@ class InputStream:
     Attributes:
       position: global index of the next sample: epoch * samples of an epoch + offset.
       latest: the batch that was given last, with what the host knows of it: samples, routing, signals.
-      given: all batches that were given together with it.
+      taken: all batches that were given together with it.
       samples: of each of them, over all processes.
     """
 
     latest: InFlight
-    given: tuple[InFlight, ...]
+    taken: tuple[InFlight, ...]
     samples: tuple[int, ...]
 
     def __init__(
@@ -130,9 +130,9 @@ class InputStream:
 
     def __next__(self) -> PackedBatches:
         """The next batch on the mesh, in arrays that hold it."""
-        return self.take(1, held=True)
+        return self.take(1, exact=True)
 
-    def take(self, count: int, held: bool = False) -> PackedBatches:
+    def take(self, count: int, exact: bool = False) -> PackedBatches:
         """Returns the next `count` batches on the mesh; one, if there are fewer, or one of them cannot be read.
 
         Where several devices route, only they find what a batch needs, and its arrays may not hold it; whoever runs the
@@ -140,7 +140,7 @@ class InputStream:
 
         Args:
           count: of batches.
-          held: whether the host counts, too, so that arrays hold what this process has of each batch.
+          exact: whether the host counts, too, so that arrays hold what this process has of each batch.
 
         Raises:
           StopIteration: there is none.
@@ -163,17 +163,17 @@ class InputStream:
                 raise self._error
             raise StopIteration
         count = count if count <= len(self._waiting) else 1
-        self.given = tuple(self._waiting.popleft() for _ in range(count))
-        self.latest = self.given[-1]
+        self.taken = tuple(self._waiting.popleft() for _ in range(count))
+        self.latest = self.taken[-1]
         self._stage_states = list(self.latest.stages)
         sizes: dict[str, int] = {}
-        for batch in self.given:  # sizes may fall between two of them
-            counted = self._router.counted(batch.routed) if held else {}
+        for batch in self.taken:  # sizes may fall between two of them
+            counted = self._router.counted(batch.routed) if exact else {}
             sizes = capacity.largest(sizes, self._ladder.fit(batch.routed.required_capacities | counted))
         watchdog.phase("dispatch")
-        inputs = self._router.put(self.given, sizes)
+        inputs = self._router.put(self.taken, sizes)
         before, self._sizes = self.position, sizes
-        ends = [self._end_of_next() for _ in self.given]
+        ends = [self._end_of_next() for _ in self.taken]
         self.samples = tuple(end - start for start, end in itertools.pairwise([before, *ends]))
         return inputs
 

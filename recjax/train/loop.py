@@ -24,8 +24,7 @@ from recjax.train.hot_periods import HotPeriods
 from recjax.train.inputs import InputStream
 from recjax.train.progress import TrainProgress
 from recjax.train.state import TrainState
-from recjax.train.step_log import StepLog, trained_on
-from recjax.train.steps_under_way import StepsUnderWay, steps_of_next_call, steps_per_call
+from recjax.train.step_log import StepLog, StepsUnderWay, steps_of_next_call, steps_per_call, trained_on
 from recjax.train.trainer import Trainer
 from recjax.utils import log
 
@@ -232,7 +231,7 @@ def _event(trainer: Trainer, progress: TrainProgress, due: Due, stream: InputStr
     checkpoint = due.by_steps(progress.step)
     if stream is None:
         return Event(last, evaluate, checkpoint)
-    save, stop = (max(int(getattr(batch, what)) for batch in stream.given) for what in ("save", "stop"))
+    save, stop = (max(int(getattr(batch, what)) for batch in stream.taken) for what in ("save", "stop"))
     return Event(last, evaluate, checkpoint or bool(save), 0 if last else stop)
 
 

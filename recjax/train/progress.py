@@ -55,7 +55,7 @@ class TrainProgress:
 
     def advance(self, stream: InputStream) -> None:
         """Takes in steps on the batches that the stream gave last."""
-        self.step += len(stream.given)
+        self.step += len(stream.taken)
         self.refresh(stream)
 
     def refresh(self, stream: InputStream) -> None:

@@ -27,7 +27,7 @@ from recjax.embedding.routing import capacity, device, host
 from recjax.embedding.routing.routed import RoutedBatch, Routing
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import BATCH_AXES, Share, put_share
-from recjax.parallel.packed import Form, pack, unpack
+from recjax.parallel.packed import PackedForm, pack_words, unpack_words
 
 
 @jax.tree_util.register_dataclass
@@ -62,7 +62,7 @@ class PackedBatches:
     """
 
     words_KxNxE: Any
-    form: Form = dataclasses.field(metadata={"static": True})
+    form: PackedForm = dataclasses.field(metadata={"static": True})
     sizes: device.Sizes | None = dataclasses.field(default=None, metadata={"static": True})
 
     def inputs(self, words_E: jax.Array, bound: BoundPlan) -> tuple[StepInputs, dict[str, jax.Array], jax.Array | None]:
@@ -72,14 +72,14 @@ class PackedBatches:
           its arrays; the sizes that its routing needs, by name, where they were chosen without knowing; and whether
           these suffice, bool [], alike on all devices. Of a batch that does not fit the arrays are wrong.
         """
-        inputs: StepInputs = unpack(words_E, self.form)
+        inputs: StepInputs = unpack_words(words_E, self.form)
         if self.sizes is None:
             return inputs, {}, None
         with jax.named_scope("route"):
             features = inputs.routing.features
             located, needs = device.find_rows(bound, features)
             sizes = self.sizes or device.largest_sizes(bound, features)
-            routing = device.lay_out(bound, features, located, sizes)
+            routing = device.write_routing(bound, features, located, sizes)
             inputs = dataclasses.replace(inputs, routing=dataclasses.replace(routing, pooled=inputs.routing.pooled))
             if not self.sizes:
                 return inputs, {}, None
@@ -91,7 +91,7 @@ class PackedBatches:
         return dataclasses.replace(self, words_KxNxE=self.words_KxNxE[k : k + 1])
 
     @classmethod
-    def put(cls, words_KxNxE: np.ndarray, form: Form, sizes: device.Sizes | None, mesh: Mesh) -> PackedBatches:
+    def put(cls, words_KxNxE: np.ndarray, form: PackedForm, sizes: device.Sizes | None, mesh: Mesh) -> PackedBatches:
         """Puts the words of this process's N devices on the mesh: one transfer."""
         sharding = NamedSharding(mesh, WORDS)
         if jax.process_count() == 1:
@@ -142,7 +142,7 @@ class InFlight:
     stop: int = 0
     save: bool = False
     stages: tuple[Mapping[str, Any], ...] = ()
-    packed: tuple[Form, np.ndarray] | None = None
+    packed: tuple[PackedForm, np.ndarray] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +162,7 @@ class _Router:
         """Writes the arrays of a batch, for the devices of this process, in these sizes: NumPy."""
         raise NotImplementedError
 
-    def packed(self, routed: RoutedBatch) -> tuple[Form, np.ndarray] | None:
+    def packed(self, routed: RoutedBatch) -> tuple[PackedForm, np.ndarray] | None:
         """Returns a batch's form and words where no size has a part in them; else None."""
         del routed
         return None
@@ -172,14 +172,14 @@ class _Router:
         with jax.profiler.TraceAnnotation("route"):
             first = batches[0].packed
             trees = [] if first else [self.lay_out(batch.routed, capacities) for batch in batches]
-            form = first[0] if first else Form.of(trees[0], self.share.count)
+            form = first[0] if first else PackedForm.of(trees[0], self.share.count)
         with jax.profiler.TraceAnnotation("place"):
-            words_KxNxE = aligned((len(batches), self.share.count, sum(form.words)))
+            words_KxNxE = aligned_words((len(batches), self.share.count, sum(form.words)))
             for k, batch in enumerate(batches):
                 if batch.packed:
                     words_KxNxE[k] = batch.packed[1]
                 else:
-                    pack(trees[k], form, words_KxNxE[k])
+                    pack_words(trees[k], form, words_KxNxE[k])
             return PackedBatches.put(words_KxNxE, form, self.sizes(capacities), self.mesh)
 
     def sizes(self, capacities: Mapping[str, int]) -> device.Sizes | None:
@@ -193,7 +193,7 @@ class _Router:
         return {}
 
 
-def aligned(shape: tuple[int, ...]) -> np.ndarray:
+def aligned_words(shape: tuple[int, ...]) -> np.ndarray:
     """Returns an int32 array, not written, where CPU devices take it without a copy."""
     words = np.empty(math.prod(shape) + _ALIGNED // 4, np.int32)
     start = -words.ctypes.data % _ALIGNED // 4
@@ -236,18 +236,18 @@ class DeviceRouter(_Router):
         lists = host.pack_pooled(routed, self.bound, sizes, self.dtype)
         return pad(routed, Routing({}, features, lists), self.dtype)
 
-    def packed(self, routed: RoutedBatch) -> tuple[Form, np.ndarray] | None:
+    def packed(self, routed: RoutedBatch) -> tuple[PackedForm, np.ndarray] | None:
         """Returns its form and words if all bags are of fixed sizes, and no vectors are pooled by owners."""
         if routed.required_capacities or self.bound.pooled:
             return None
         tree = self.lay_out(routed, {})
-        form = Form.of(tree, self.share.count)
+        form = PackedForm.of(tree, self.share.count)
         words_NxE = np.empty((self.share.count, sum(form.words)), np.int32)
-        pack(tree, form, words_NxE)
+        pack_words(tree, form, words_NxE)
         return form, words_NxE
 
     def sizes(self, capacities: Mapping[str, int]) -> device.Sizes | None:
-        """Returns sizes for `device.lay_out`: () on one device."""
+        """Returns sizes for `device.write_routing`: () on one device."""
         return device.sizes(self.bound, dict(capacities)) if self.bound.all_devices > 1 else ()
 
     def counted(self, routed: RoutedBatch) -> dict[str, int]:

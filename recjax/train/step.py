@@ -368,14 +368,14 @@ def make_train_step(
         if isinstance(inputs, StepInputs):
             return mapped(train_step)(state, inputs)
 
-        def one(state: TrainState, words_NxE: jax.Array) -> tuple[TrainState, Metrics]:
+        def packed_step(state: TrainState, words_NxE: jax.Array) -> tuple[TrainState, Metrics]:
             batch, needs, fits = inputs.inputs(words_NxE[0], bound)
             if fits is None:
                 return train_step(state, batch)
             state, metrics = train_step(dataclasses.replace(state, ok=state.ok & fits), batch)
             return state, {**metrics, "fits": fits, "needs": needs}
 
-        step, words_KxNxE = mapped(one), inputs.words_KxNxE
+        step, words_KxNxE = mapped(packed_step), inputs.words_KxNxE
         return step(state, words_KxNxE[0]) if len(words_KxNxE) == 1 else jax.lax.scan(step, state, words_KxNxE)
 
     train_steps.__name__ = train_step.__name__  # what a profile calls the program
@@ -415,11 +415,11 @@ def make_predict(
         if isinstance(inputs, StepInputs):
             return jax.shard_map(predict, mesh=mesh, in_specs=specs, out_specs=P(BATCH_AXES))(state, inputs)
 
-        def one(state: TrainState, words_NxE: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        def predict_batch(state: TrainState, words_NxE: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
             batch, needs, _ = inputs.inputs(words_NxE[0], bound)
             return predict(state, batch), needs
 
-        mapped = jax.shard_map(one, mesh=mesh, in_specs=specs, out_specs=(P(BATCH_AXES), P()))
+        mapped = jax.shard_map(predict_batch, mesh=mesh, in_specs=specs, out_specs=(P(BATCH_AXES), P()))
         return mapped(state, inputs.words_KxNxE[0])
 
     predict_packed.__name__ = predict.__name__

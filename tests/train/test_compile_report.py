@@ -24,7 +24,7 @@ from recjax.planning.compiled_collectives import collectives
 from recjax.settings.values import Named
 from recjax.train import compile_report, first_batch
 from recjax.train.build import build_trainer
-from recjax.train.compile_only import abstract_inputs, abstract_state, compile_step
+from recjax.train.compile_only import abstract_batches, abstract_state, compile_step
 
 N, D, B = 4, 8, 512
 DENSE = (13 * 16 + 16) + (16 * D + D) + (14 * 16 + 16) + (16 + 1)  # the top MLP sees D + 3 * 4 / 2 values
@@ -99,7 +99,7 @@ def test_tables_in_segments_take_what_the_plan_says(tmp_path: Path) -> None:
 def test_a_step_compiled_for_its_kernels_reads_as_the_one_that_runs() -> None:
     trainer = build_trainer(CONFIG, weights=False)
     sizes = first_batch.sample(trainer).capacities
-    runs = trainer.step_program.lower(abstract_state(trainer), abstract_inputs(trainer, sizes)).compile().as_text()
+    runs = trainer.step_program.lower(abstract_state(trainer), abstract_batches(trainer, sizes)).compile().as_text()
     assert compile_step(trainer, sizes, kernels=True).as_text() == runs
     plain = compile_step(trainer, sizes).as_text()
     assert sorted(map(str, collectives(plain))) == sorted(map(str, collectives(runs)))
@@ -173,7 +173,7 @@ def test_the_shapes_are_those_of_a_training() -> None:
     trainer = build_trainer(config)
     stream = trainer.train_inputs()
     real = trainer.init_state(), next(stream)
-    paper = abstract_state(build_trainer(config, weights=False)), abstract_inputs(trainer, stream.capacities)
+    paper = abstract_state(build_trainer(config, weights=False)), abstract_batches(trainer, stream.capacities)
     for (path, x), (same, y) in zip(jax.tree.leaves_with_path(real), jax.tree.leaves_with_path(paper), strict=True):
         assert (path, x.shape, x.dtype) == (same, y.shape, y.dtype)
         assert x.sharding.is_equivalent_to(y.sharding, x.ndim), path

@@ -11,7 +11,6 @@ from recjax.train.step_log import StepLog
 
 def test_seconds_of_compiling_are_counted_from_the_start_to_the_end():
     trainer: Any = SimpleNamespace(total_steps=3, mesh=SimpleNamespace(devices=np.zeros(1)))
-    progress: Any = SimpleNamespace(position=0)
 
     def compiled(seconds, what="backend_compile"):
         monitoring.record_event_duration_secs(f"/jax/core/compile/{what}_duration", seconds)
@@ -20,7 +19,7 @@ def test_seconds_of_compiling_are_counted_from_the_start_to_the_end():
     compiled(1.0)
     with log:
         compiled(2.0)
-        log.start(progress)
+        log.start()
         compiled(4.0)
         compiled(8.0, "jaxpr_trace")
         compiled(16.0)

@@ -2,9 +2,9 @@
 
 The arrays are those that `host.py` makes on the host, element for element. The host lays the ids out (`pack_ids`),
 which is a copy. On a device `find_rows` finds the distinct ones, and how many there are at most, which is what the
-sizes of the routing must hold; `lay_out` writes the routing in arrays of given sizes. On one device nothing travels, so
-that sizes are those of the worst case (`largest_sizes`); on several they are those of a `CapacityLadder`, and whoever
-runs the program compares them with what the batch needed.
+sizes of the routing must hold; `write_routing` writes the routing in arrays of given sizes. On one device nothing
+travels, so that sizes are those of the worst case (`largest_sizes`); on several they are those of a `CapacityLadder`,
+and whoever runs the program compares them with what the batch needed.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def count_ids(
 
 
 def sizes(bound: BoundPlan, capacities: dict[str, int]) -> Sizes:
-    """Sizes for `lay_out`: each group's capacity of its lists, across hosts and replicas (0 if it has none)."""
+    """Sizes for `write_routing`: each group's capacity of its lists, across hosts and replicas (0 if it has none)."""
 
     def further(group: Group, key: str) -> int:
         return capacities.get(group.name + key, 0)
@@ -244,7 +244,7 @@ def _pack_relay(group: Group, relay: Relay, C: int, across: int, summed: int) ->
     return GroupRouting(slots_AxK[None], relay.counts_NxA, inside_ExC[None], relay.handed_NxE, summed)
 
 
-def lay_out(bound: BoundPlan, features: Features, located: dict[str, DeviceIds], sizes: Sizes) -> Routing:
+def write_routing(bound: BoundPlan, features: Features, located: dict[str, DeviceIds], sizes: Sizes) -> Routing:
     """Writes a device's routing in arrays of these sizes; inside `jax.shard_map`.
 
     Rows for which there is no room are left out: see `find_rows` for the sizes that hold all.

@@ -109,12 +109,12 @@ def bench(options: argparse.Namespace) -> None:
 def bench_host(options: argparse.Namespace) -> None:
     """Measures the host alone."""
     from recjax.config import presets
-    from recjax.lab.bench import host
+    from recjax.lab.bench.timing import host_in_words, measure_host
 
     if options.against or options.profile:
         raise ConfigError("--host measures a training without its steps: leave out --against and --profile, or it.")
-    result = host.measure(presets.load(options.preset, options.overrides), options.rounds, options.steps)
-    write_result(options, result, lambda: host.to_text(result))
+    result = measure_host(presets.load(options.preset, options.overrides), options.rounds, options.steps)
+    write_result(options, result, lambda: host_in_words(result))
 
 
 def bench_products(options: argparse.Namespace) -> None:

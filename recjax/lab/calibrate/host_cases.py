@@ -28,8 +28,8 @@ from recjax.embedding.segment import Exchange
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.lab.calibrate.cases import Case, Run
 from recjax.lab.calibrate.tier_cases import tier_cases
-from recjax.parallel.packed import Form, pack
-from recjax.train.routers import WORDS, aligned
+from recjax.parallel.packed import PackedForm, pack_words
+from recjax.train.routers import WORDS, aligned_words
 
 _IDS, _FEW_IDS = tuple(2**e for e in (10, 12, 14, 16, 18)), (2**10, 2**14)
 _FEATURES, _FEW_FEATURES = (1, 8, 40), (2, 26)  # of the batches, each of one id a sample and a table of its own
@@ -251,13 +251,13 @@ def _after_a_turn(work: Run, swept: bool) -> Run:
 
 def _place(moved: int, arrays: int, devices: int, mesh: Mesh) -> Run:
     rows = -(-moved // (4 * arrays * devices)) * devices
-    given = [np.ones(max(rows, devices), np.float32) for _ in range(arrays)]
+    arrays_of_batch = [np.ones(max(rows, devices), np.float32) for _ in range(arrays)]
     chosen = Mesh(mesh.devices.reshape(-1)[:devices].reshape(1, 1, devices), mesh.axis_names)
-    form = Form.of(given, devices)
+    form = PackedForm.of(arrays_of_batch, devices)
 
     def place() -> Any:
-        words_KxNxE = aligned((1, devices, sum(form.words)))
-        pack(given, form, words_KxNxE[0])
+        words_KxNxE = aligned_words((1, devices, sum(form.words)))
+        pack_words(arrays_of_batch, form, words_KxNxE[0])
         return jax.device_put(words_KxNxE, NamedSharding(chosen, WORDS))
 
     return _after_a_turn(place, _shared(mesh))
