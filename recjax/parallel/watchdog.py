@@ -317,7 +317,7 @@ def phase(name: str) -> None:
 
 @contextlib.contextmanager
 def steps_at_once(count: int) -> Iterator[None]:
-    """So many steps are one program meanwhile, which moves no process before its end."""
+    """Takes so many steps for one program meanwhile, which moves no process before its end."""
     if _watch is None:
         yield
         return

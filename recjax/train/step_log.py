@@ -41,7 +41,7 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"  # as JAX calls it
 
 @dataclasses.dataclass(frozen=True)
 class TrainedOn:
-    """What a step is on.
+    """Says what a step is on.
 
     Attributes:
       step: its number, from 1.

@@ -241,7 +241,7 @@ def test_mistakes(folder):
     refused(r"has other columns than those that the run was trained on \(shop\)", folder / "more", status=3)
     assert before == (sorted(path.name for path in run.iterdir()), (run / "metrics.jsonl").read_bytes())
     train(day, folder / "killed", "train.checkpoint_every=5")
-    shutil.rmtree(folder / "killed" / "checkpoints" / "00000011")  # as if it had been killed before
+    shutil.rmtree(folder / "killed" / "checkpoints" / "00000010")  # as if it had been killed before
     refused("is not at the end of its training. Finish it first", other, of=folder / "killed")
     with RunFolder(run, read_config(run)):
         refused("another process is training in", other, status=1)
