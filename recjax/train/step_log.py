@@ -68,7 +68,7 @@ def trained_on(
 
 
 class Readings(Protocol):
-    """What takes in the results of steps, in their order."""
+    """Takes in the results of steps, in their order."""
 
     def dispatched(self, count: int, capacities: Mapping[str, int]) -> None:
         """Takes in that so many steps were dispatched as one program, of these sizes."""
