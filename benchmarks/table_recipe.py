@@ -250,8 +250,8 @@ def main() -> None:
     recipes: dict[str, list[str]] = json.loads(options.recipes.read_text())
     done = {}
     if options.results.exists():
-        for line in map(json.loads, options.results.read_text().splitlines()):
-            done[line["data"], tuple(line["overrides"]), line["seed"], line["split_seed"]] = line
+        for old in map(json.loads, options.results.read_text().splitlines()):
+            done[old["data"], tuple(old["overrides"]), old["seed"], old["split_seed"]] = old
     with tempfile.TemporaryDirectory() as temporary:
         folder, prepared = Path(temporary), dict[tuple[Any, ...], Path]()
         for split_seed in options.split_seeds:
