@@ -123,7 +123,7 @@ def _programs(mesh: Mesh, rows: int, D: int) -> Run:
 
     def run() -> None:
         taken = mover.take(held[0], [at_K], rows)
-        held[:] = mover.put(held[0], held[1], [at_K], [at_K], [new])
+        held[:] = mover.put(held[0], held[1], [at_K], [at_K], [new], len(at_K))
         jax.block_until_ready((held, taken))
 
     return run
