@@ -82,7 +82,7 @@ class Content:
     """What a training reads.
 
     Attributes:
-      turn: which pooling and which kind of bag each lookup has: of twelve turns each lookup meets each pair once.
+      turn: which pooling and which kind of bag each lookup has; of twelve turns each lookup meets each pair once.
       seed: of all numbers.
       lengths: how long jagged bags of each step but the first are.
       ids: which ids such a step names.
@@ -136,13 +136,16 @@ class Lookup(NamedTuple):
 
 @functools.cache
 def lookups(content: Content) -> dict[str, Lookup]:
-    """All lookups by name: one of each table, which has its name, and one more of every fourth."""
+    """All lookups by name: one of each table, which has its name, and one more of every third.
+
+    They are twelve, one of each pooling and kind of bag.
+    """
+    tables = {name: name for name in OPTIMIZERS}
+    tables |= {f"{name}.more": name for number, name in enumerate(OPTIMIZERS) if (number + content.turn) % 3 == 0}
     by_name = {}
-    for number, table in enumerate(OPTIMIZERS):
-        for place, name in enumerate((table, f"{table}.more")[: 2 if (number + content.turn) % 4 == 0 else 1]):
-            turn = number + place + content.turn
-            bag, weighted = KINDS[(number + turn) % len(KINDS)]
-            by_name[name] = Lookup(table, POOLINGS[turn % len(POOLINGS)], bag, weighted)
+    for number, name in enumerate(sorted(tables), content.turn):
+        bag, weighted = KINDS[number % len(KINDS)]
+        by_name[name] = Lookup(tables[name], POOLINGS[number % len(POOLINGS)], bag, weighted)
     return by_name
 
 

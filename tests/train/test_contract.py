@@ -141,7 +141,7 @@ CASES = {
     "tables": Case(whole("table_wise"), MeshConfig(2), ("train.routing=device",)),
     "tables and rows pooled": Case(whole("table_wise", "row_wise", exchange=POOLED), MeshConfig(2), (), True),
     "hosts' tables pooled": Case(whole("table_row_wise", exchange=POOLED), TWO_HOSTS, ("train.accumulate=2",)),
-    "grid": Case(whole("grid"), TWO_HOSTS, ("train.routing=device",)),
+    "grid": Case(whole("grid"), TWO_HOSTS),
     "copies": Case(whole("data_parallel"), MeshConfig(2), ("train.bucket_mib=0.0001",)),
     "hot rows": Case(hot("hot"), MeshConfig(2), ("embedding.dedup=false",)),
     "hot rows of hosts": Case(hot("hot_per_host", POOLED), MeshConfig(4, hosts=2)),
