@@ -35,9 +35,11 @@ def can_run(node, in_bench):
         return (node.module or "").split(".")[0] in MODULES
     if not isinstance(node, ast.Call):
         return False
-    name = ast.unparse(node.func)
-    unsafe = not any(word.arg == "allow_pickle" and ast.unparse(word.value) == "False" for word in node.keywords)
-    return name in CODE or (name in ("np.load", "numpy.load") and unsafe and not in_bench)
+    if isinstance(node.func, ast.Name):
+        return node.func.id in CODE
+    if in_bench or getattr(node.func, "attr", "") != "load" or ast.unparse(node.func) not in ("np.load", "numpy.load"):
+        return False
+    return not any(word.arg == "allow_pickle" and ast.unparse(word.value) == "False" for word in node.keywords)
 
 
 def reads_the_environment(node):
@@ -54,9 +56,10 @@ def places():
     run, environment = [], []
     for file in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
-            place = f"{file.relative_to(PACKAGE)}:{getattr(node, 'lineno', 0)}"
-            run += [place] if can_run(node, file.parent.name == "bench") else []
-            environment += [place] if reads_the_environment(node) else []
+            if can_run(node, file.parent.name == "bench"):
+                run.append(f"{file}:{node.lineno}")
+            if reads_the_environment(node):
+                environment.append(f"{file}:{node.lineno}")
     return run, environment
 
 
