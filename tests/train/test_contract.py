@@ -107,6 +107,12 @@ def plan_of(ways: Ways, rows_of: dict[str, str]) -> Plan:
     return Plan(tables)
 
 
+def one_of_two(content: Content) -> dict[str, str]:
+    """Of tables with two lookups that are both pooled: table -> the second."""
+    pooled = {name: lookup.table for name, lookup in lookups(content).items() if lookup.pooling != "none"}
+    return {table: name for name, table in pooled.items() if name != table and table in pooled}
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A plan, a mesh, and settings that change no number.
@@ -125,8 +131,7 @@ class Case:
 
     def config(self, content: Content, folder: Path) -> NetRun:
         """Returns the config of a run, whose plan file is put into a folder."""
-        pooled = {name.partition(".")[0]: name for name, kind in lookups(content).items() if kind.pooling != "none"}
-        plan = plan_of(self.ways, pooled if self.rows_of_some else {})
+        plan = plan_of(self.ways, one_of_two(content) if self.rows_of_some else {})
         config = dataclasses.replace(config_of(content), plan=write_plan(plan, folder), mesh=self.mesh)
         return overrides.override(config, self.settings)
 
