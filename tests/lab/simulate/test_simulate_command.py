@@ -77,7 +77,7 @@ def test_two_dimensions_take_a_value_each_or_one_for_all():
     how[how.index("switch:8")] = "fully_connected:8,switch:4"
     how[how.index("ring")] = "hierarchical"
     one = inside(*how, "--json").result
-    how[how.index("500ns")] = "0.5us,500"
+    how[how.index("500ns")] = "0.5us,500ns"
     how[how.index("50GiB/s")] = "50GiB/s,53687091200B/s"
     assert inside(*how, "--json").result["time_ns"] == one["time_ns"] and one["ranks"] == 32
     how[how.index("50GiB/s,53687091200B/s")] = "50GiB/s,429496729600b/s"
