@@ -117,7 +117,7 @@ def assert_serves(package: Path, folder: Path) -> None:
 def test_what_the_lab_does_is_missed_in_one_sentence(package: Path, tmp_path: Path) -> None:
     lab = ["bench", "calibrate", "trace", "trace report", "trace convert", "replay", "simulate", "study"]
     commands = [[*verb.split(), "--help"] for verb in lab]
-    options = [["--predict"], ["--devices", "1,2"], ["--tiers"]]
+    options = [["--predict", "--machine", "h200"], ["--devices", "1,2"], ["--tiers"]]
     commands += [["plan", "synthetic", "planner.machine=h200", *SMALL, *option] for option in options]
     for command, (status, out, err) in zip(commands, run(package, tmp_path, *commands), strict=True):
         assert (status, out) == (2, ""), command

@@ -208,7 +208,7 @@ def test_mistakes(shop, preset, good, tmp_path):
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(file.read_bytes())[:-9])
     (tmp_path / "folder.csv").mkdir()
     for input, given, status, pattern in (
-        (file, tmp_path / "scores.txt", 2, r"ends in \.csv or \.jsonl"),
+        (file, tmp_path / "scores.txt", 2, r"ends in \.csv, \.jsonl or \.parquet"),
         (file, tmp_path / "folder.csv", 2, r"folder\.csv names no file of scores"),
         (file, file, 2, r"--out \S+rows\.jsonl is the input itself"),
         (file, tmp_path / "nowhere" / "scores.csv", 1, r"cannot write \S+scores\.csv: No such file or directory"),

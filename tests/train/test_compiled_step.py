@@ -20,6 +20,7 @@ from recjax.parallel.mesh import BATCH_AXES
 from recjax.planning.compiled_collectives import collectives, members
 from recjax.planning.wire_bytes import wire_bytes
 from recjax.train.dense import Replicated
+from recjax.train.routers import place_all
 from recjax.train.step import PLAIN, StepOptions
 from recjax.utils.hlo import read_program
 from recjax.utils.lazy_arrays import load
@@ -215,7 +216,7 @@ def test_temporaries_do_not_grow_with_the_table(plan: str, optimizer: RowWiseAda
         placed = built(make((V, 37, 2000), optimizer), 8, plan)
         # equal capacities, so that nothing but the table differs
         batch = placed.trainer.route(placed.routed[0].batch, B)
-        placed.inputs[0] = placed.trainer.router.complete(batch, dict.fromkeys(placed.capacities, 512))
+        (placed.inputs[0],), _ = place_all(placed.trainer.router, [batch], dict.fromkeys(placed.capacities, 512))
         (group,) = placed.trainer.bound.groups
         compiled = placed.compiled
         return (

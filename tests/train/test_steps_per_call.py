@@ -84,7 +84,14 @@ CASES = {
 }
 
 
-WIDE = ("jagged on the host", "bfloat16", "replicas", "late")  # the same loop and packing as in the others
+WIDE = (
+    "device",
+    "jagged on the host",
+    "pooled",
+    "bfloat16",
+    "replicas",
+    "late",
+)  # the same loop and packing as in the others
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.wide) if c in WIDE else c for c in CASES])
@@ -131,8 +138,15 @@ class Changed:
 FAULTS = {"huge": (TrainingError, "step 7 "), "id": (DataError, "id 300 of")}
 
 
-@pytest.mark.parametrize("routing", ["host", "device"])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("fault", "routing"),
+    [
+        ("huge", "device"),
+        ("id", "host"),
+        pytest.param("huge", "host", marks=pytest.mark.wide),
+        pytest.param("id", "device", marks=pytest.mark.wide),
+    ],
+)
 def test_a_fault_within_a_call_is_that_of_single_steps(fault: str, routing: str, tmp_path: Path) -> None:
     """In the seventh batch, the third of the second call: the same error, and the state before it."""
     kind, place = FAULTS[fault]
@@ -186,7 +200,7 @@ class FewFirst:
         return dataclasses.replace(block, bags=bags)
 
 
-@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.wide), 4])
 def test_steps_that_do_not_fit_are_taken_again(count: int, tmp_path: Path) -> None:
     """Losses, states and lines are those of a run with room from the beginning, but for sums of other lengths."""
     made_config = config(
