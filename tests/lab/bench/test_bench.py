@@ -84,7 +84,7 @@ def test_one_command_measures_the_step_and_its_parts(preset: Path, tmp_path: Pat
     assert step["compilations"] >= 1
     profile = step["profile"]
     assert {"gather", "pool", "dense_forward", "dense_backward", "sparse_update", "idle"} <= profile["device_ms"].keys()
-    assert profile["host_ms"]["place"] > profile["host_ms"]["route"] > 0
+    assert profile["host_ms"]["place"] > 0 and profile["host_ms"]["route"] > 0
     assert sum(op["ms"] for op in profile["ops"]) <= sum(profile["device_ms"].values())
     exchanges = {w["phase"]: w for w in step["wire"] if w["kind"] == "all-to-all"}
     assert exchanges.keys() == {"id_exchange", "row_exchange", "grad_exchange"}
