@@ -41,7 +41,7 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"  # as JAX calls it
 
 @dataclasses.dataclass(frozen=True)
 class TrainedOn:
-    """Says what a step is on.
+    """A step: its number and its samples.
 
     Attributes:
       step: its number, from 1.
@@ -287,7 +287,7 @@ class StepsUnderWay:
         self._calls: collections.deque[_Call] = collections.deque()
 
     def train(self, state: TrainState, inputs: PackedBatches, steps: Sequence[TrainedOn]) -> TrainState:
-        """Dispatches steps, which take the place of `state`, and reads the call before the one before."""
+        """Dispatches steps, which take the place of `state`, and reads the metrics of the call before."""
         self._log.dispatched(len(steps), self._stream.capacities)
         state, metrics = self._trainer.train_step(state, inputs)
         self._calls.append(_Call(inputs, steps, metrics))
@@ -298,7 +298,6 @@ class StepsUnderWay:
 
         Raises:
           TrainingError: a step's loss or gradient was not finite.
-          DataError: all samples of a step have weight 0.
         """
         while len(self._calls) > under_way:
             state = self._read(state, self._calls.popleft())

@@ -192,19 +192,20 @@ def measure_host(config: RunConfig, rounds: int, steps: int) -> dict[str, Any]:
     for number in range(rounds + 1):
         log.info(f"round {number} of {rounds}" if number else "a first round, which does not count")
         puts[0] = trainer.dispatches[0] = 0
+        before = side.progress.step
         with mock.patch.object(jax, "device_put", put):
             state, one = side.round(state, steps)
         if number:
             main.append(1e6 * one.main_seconds / steps)
             process.append(1e6 * (one.cpu_seconds or 0.0) / steps)
-    calls = trainer.dispatches[0]
+    calls = (side.progress.step - before) / side.steps  # of the last round
     words = abstract_batches(trainer, sample(trainer).capacities).form.words
     return {
         "host": {
             "main_us": spread(main)["median"],
             "process_us": spread(process)["median"],
             "puts": puts[0] / calls,
-            "dispatches": 1.0,
+            "dispatches": trainer.dispatches[0] / calls,
             "take_us": _take_us(config.train.batch_size, sum(words) * trainer.bound.all_devices),
         },
         "main": spread(main),
@@ -246,6 +247,6 @@ def host_in_words(result: dict[str, Any]) -> str:
             f"all threads         {host['process_us']:8,.0f} us of CPU a batch "
             f"({process['q1']:,.0f} - {process['q3']:,.0f})",
             f"one np.take of it   {host['take_us']:8,.0f} us of CPU",
-            f"a call: {host['puts']:.2f} transfers, {host['dispatches']:.0f} program",
+            f"a call: {host['puts']:.2f} transfers, {host['dispatches']:.2f} programs",
         ]
     )
