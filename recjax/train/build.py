@@ -152,7 +152,7 @@ def remarks(config: RunConfig, trainer: Trainer) -> list[str]:
 
 
 def _unread(config: RunConfig) -> list[str]:
-    """Says so where prepared data are read, and not the files that are named beside them."""
+    """Returns a note where prepared data are read, and not the files that are named beside them."""
     data = config.data
     if not isinstance(data, Table) or not (data.path and data.from_):
         return []
@@ -163,7 +163,7 @@ def _unread(config: RunConfig) -> list[str]:
 
 
 def _smaller(config: RunConfig, trainer: Trainer) -> list[str]:
-    """Says so where settings give way to those for few samples."""
+    """Returns a note where settings give way to those for few samples."""
     if trainer.config == config:
         return []
     samples = int(trainer.source.row_counts("train").sum())
@@ -187,7 +187,7 @@ def _smaller(config: RunConfig, trainer: Trainer) -> list[str]:
 
 
 def _unvalidated(trainer: Trainer) -> list[str]:
-    """Says so where there is no split that could choose a step."""
+    """Returns a note where there is no split that could choose a step."""
     source, patience = trainer.source, trainer.config.train.patience
     if source.row_counts("validation").sum() > 0:
         return []
@@ -200,7 +200,7 @@ def _unvalidated(trainer: Trainer) -> list[str]:
 
 
 def _untested(trainer: Trainer) -> list[str]:
-    """Says so where there is no test split."""
+    """Returns a note where there is no test split."""
     split = split_to_measure(trainer.source)
     if split == "test":
         return []
@@ -211,7 +211,7 @@ def _untested(trainer: Trainer) -> list[str]:
 
 
 def _without_bottom(trainer: Trainer) -> list[str]:
-    """Says so where the data leave a bottom MLP nothing to see."""
+    """Returns a note where the data leave a bottom MLP nothing to see."""
     model = trainer.config.model
     if trainer.source.schema.dense or not isinstance(model, DLRMConfig | DCNv2Config) or not model.bottom:
         return []

@@ -309,7 +309,7 @@ def to_text(about: Mapping[str, Any]) -> str:
 
 
 def note_means(restored: Restored) -> None:
-    """Says so where replica groups wrote a checkpoint, each with tables of its own, whose means are carried."""
+    """Prints a note where replica groups wrote a checkpoint, each with tables of its own, whose means are carried."""
     if groups := len(restored.arrays.get("replicas", ())):
         distributed.note(
             f"{groups} replica groups wrote checkpoint {restored.step}, each with tables of its own: all go on with "
