@@ -36,3 +36,10 @@ assert len(jax.devices("cpu")) == 3
     loaded = set(python(program).split())
     assert "recjax.data.batch" in loaded
     assert not loaded & {"tensorflow", "torch", "matplotlib"}
+
+
+def test_a_training_starts_without_scipy() -> None:
+    """A quarter of a second of each start; what fits costs and draws laws takes it when it does so."""
+    loaded = set(python("import sys, recjax.main; print(*sys.modules)").split())
+    assert "recjax.train.loop" in loaded
+    assert not loaded & {"scipy.optimize", "scipy.special", "scipy.linalg"}

@@ -24,7 +24,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import scipy.optimize
 
 from recjax.planning.machine import COLLECTIVES, HOST, SIZES, Kernel, Machine, Point
 from recjax.planning.reuse import Use
@@ -228,6 +227,8 @@ class _Sum:
 
     def __init__(self, points: Sequence[Point], terms: Sequence[tuple[str, ...]]) -> None:
         """Fits what one of each term takes, not less than 0, by least squares of relative errors (NNLS)."""
+        import scipy.optimize  # a quarter of a second, which each start of a training would pay
+
         self._terms, self._points = terms, points
         terms_PxT = np.array([self._of(p.sizes) for p in points]) / np.array([[p.us] for p in points])
         self._us_T: np.ndarray = scipy.optimize.nnls(terms_PxT, np.ones(len(points)))[0]

@@ -18,7 +18,6 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.special import zeta
 
 from recjax.data.batch import Batch
 from recjax.data.source import BlockSource
@@ -188,6 +187,8 @@ def table_classes(
 def _law(source: BlockSource, table: TableSpec, features: Sequence[FeatureSpec], batch_size: int) -> Classes | None:
     if not isinstance(source, (ZipfStreamSource, SyntheticSource)):
         return None
+    from scipy.special import zeta  # no start of a training waits for it
+
     edges = np.arange(min(table.rows, _HEAD) + 1, dtype=np.float64)
     if table.rows > _HEAD:
         tail = np.unique(np.rint(np.geomspace(_HEAD, table.rows, _BINS + 1)))
