@@ -351,6 +351,20 @@ def test_times_as_text_and_as_times_order_alike(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("options", "times", "noted"),
+    [
+        ({"split": "time:0.5,0.25,0.25", "time": "t"}, [1, 2, 2, 4], False),
+        ({"split": "time:0.5,0.25,0.25", "time": "t"}, [1, 3, 2, 4], True),
+        ({"split": "random:0.5,0.25,0.25"}, [1, 3, 2, 4], False),
+    ],
+)
+def test_rows_out_of_the_order_of_time_are_noted(tmp_path, capsys, options, times, noted):
+    path = small(tmp_path, y=[0, 1, 0, 1], x=[1, 2, 1, 2], t=times)
+    open_raw(Table(label="y", columns=("x:id",), **options), path)
+    assert ("not in the order of 't'" in capsys.readouterr().err) is noted
+
+
+@pytest.mark.parametrize(
     ("options", "labels", "truth"),
     [
         ({}, [0, 1], [0, 1]),

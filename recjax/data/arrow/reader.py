@@ -283,6 +283,11 @@ class TableReader:
             self._labels = several.found()
             self.label, self.labels = str(self._labels), self._labels.schema
         profiles |= known
+        if splitter.out_of_order():
+            progress.note(
+                f"the rows are not in the order of {self._choices.time!r}. A batch mixes rows that stand near each "
+                "other alone, so a table that was sorted by it first may train better"
+            )
         self._split = splitter.splits()
         if not (self._split == 0).any():
             raise DataError(f"none of {row:,} rows is left to train on ({self.splits}). Choose another split.")

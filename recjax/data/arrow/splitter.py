@@ -110,6 +110,10 @@ class Splitter:
             found[mine] = splits.by_time(self._choices.split, times)
         return found
 
+    def out_of_order(self) -> bool:
+        """True if split=time orders the rows, and a row comes after a later one."""
+        return self._choices.split.way == "time" and bool(np.any(np.diff(np.concatenate(self._times)) < 0))
+
     def _named(self, array: Any, where: Callable[[int], str]) -> np.ndarray:
         values, at = convert.distinct(array)
         called = [chunk_columns.shown(value).strip("'\"") for value in values]
