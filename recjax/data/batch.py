@@ -55,6 +55,19 @@ class Label:
 
 
 @dataclasses.dataclass(frozen=True)
+class ElementGroup:
+    """Jagged features whose bags are aligned: the i-th ids of a sample's bags belong to one element, such as one event.
+
+    Attributes:
+      name: unique among the groups.
+      features: names of the features. In each sample their bags are equally long.
+    """
+
+    name: str
+    features: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Schema:
     """Names and sizes of a dataset's columns: what a model is built from.
 
@@ -62,15 +75,33 @@ class Schema:
       dense: names of the K dense features, in column order.
       features: the categorical features, in the order in which the model sees them.
       labels: the T labels, in column order; empty: one binary label, and arrays of labels without a second axis.
+      groups: groups of aligned features; a feature is of one at most.
     """
 
     dense: tuple[str, ...]
     features: tuple[Feature, ...]
     labels: tuple[Label, ...] = ()
+    groups: tuple[ElementGroup, ...] = ()
 
     def feature(self, name: str) -> Feature:
         """The feature called `name`; KeyError if there is none."""
         return next(f for f in self.features if f.name == name)
+
+
+def wrong_groups(schema: Schema) -> str:
+    """Says what is wrong with the groups of a schema; "" if nothing is."""
+    jagged = {feature.name for feature in schema.features if feature.bag is None}
+    taken: dict[str, str] = {}
+    for number, group in enumerate(schema.groups):
+        if not group.name or not group.features or group.name in (other.name for other in schema.groups[:number]):
+            return f"group {group.name!r:.80} has no name of its own, or no features"
+        for name in group.features:
+            if name not in jagged:
+                return f"group {group.name!r:.80} has {name!r:.80}, which is no jagged feature"
+            if name in taken:
+                return f"feature {name!r:.80} is in the groups {taken[name]!r:.80} and {group.name!r:.80}"
+            taken[name] = group.name
+    return ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,6 +210,15 @@ def validate(batch: Batch, schema: Schema) -> None:
                 f"{', '.join(batch.bags)}. Prepare the data again with this schema."
             )
         _validate_bags(batch.bags[feature.name], feature, batch)
+    for group in schema.groups:
+        lengths_FxB = np.array([batch.bags[name].lengths for name in group.features])
+        if (apart_B := (lengths_FxB != lengths_FxB[0]).any(axis=0)).any():
+            row = int(np.argmax(apart_B))
+            sizes = ", ".join(f"{name} {n}" for name, n in zip(group.features, lengths_FxB[:, row].tolist(), strict=True))
+            raise DataError(
+                f"the features of group {group.name!r} have unequal numbers of ids in sample {batch.position + row} "
+                f"(row {row} of the batch): {sizes}. One of each belongs to one element: correct the data."
+            )
 
 
 def _validate_labels(batch: Batch, schema: Schema) -> None:

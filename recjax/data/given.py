@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from recjax.data.batch import Bags, Batch, Feature, Label, LabelKind, Schema, validate
+from recjax.data.batch import Bags, Batch, ElementGroup, Feature, Label, LabelKind, Schema, validate, wrong_groups
 from recjax.data.source import SPLITS, split_called
 from recjax.errors import DataError
 from recjax.utils.text import first_repeated
@@ -57,7 +57,14 @@ def check_schema(schema: Any) -> Schema:
     features = (
         dataclasses.replace(f, rows=int(f.rows), bag=None if f.bag is None else int(f.bag)) for f in schema.features
     )
-    return Schema(tuple(schema.dense), tuple(features), tuple(map(_label, _labels(schema))))
+    groups = schema.groups
+    if not isinstance(groups, tuple) or not all(isinstance(g, ElementGroup) and isinstance(g.name, str) for g in groups):
+        raise DataError(
+            f'the schema\'s groups are {_a(groups)}. Write groups=(ElementGroup("history", ("item", "action")),).'
+        )
+    if why := wrong_groups(schema):
+        raise DataError(f"the schema's groups: {why}. Name jagged features (bag=None), each in one group.")
+    return Schema(tuple(schema.dense), tuple(features), tuple(map(_label, _labels(schema))), groups)
 
 
 def _labels(schema: Schema) -> tuple[Any, ...]:

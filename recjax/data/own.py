@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-_READ = ("csv", "tsv", "parquet", "pq", "feather", "arrow", "ipc")
-_OTHERS = ("txt", "json", "jsonl", "xlsx", "pkl", "npz", "libsvm")
+_READ = ("csv", "tsv", "parquet", "pq", "jsonl", "ndjson", "feather", "arrow", "ipc")
+_OTHERS = ("txt", "json", "xlsx", "pkl", "npz", "libsvm")
 _PYTHON = ("pandas", "polars", "duckdb", "numpy")
 _TRAIN = "`recjax train table data.from=FILE data.label=COLUMN`"
 HOW = (
-    f"A table of one's own (Parquet, ORC, CSV or Arrow) is trained on by {_TRAIN}; in Python recjax.prepare takes a "
+    f"A table of one's own (Parquet, ORC, CSV, JSON Lines or Arrow) is trained on by {_TRAIN}; in Python recjax.prepare takes a "
     "frame. "
     "See docs/guides/own_data.md."
 )

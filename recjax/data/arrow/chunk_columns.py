@@ -83,6 +83,7 @@ def raw_columns(arrays: Mapping[str, Any], specs: Sequence[ColumnSpec], rows: in
             faults.append(Fault(spec.columns[0], wrong, what))
 
     seconds: dict[str, np.ndarray] = {}  # of times, by column
+    groups: dict[str, tuple[str, np.ndarray]] = {}  # group of aligned columns -> its first column, and the lengths
     for spec in specs:
         if spec.role == "cross":
             continue
@@ -108,9 +109,18 @@ def raw_columns(arrays: Mapping[str, Any], specs: Sequence[ColumnSpec], rows: in
                 lengths = np.zeros(rows, np.int32)
             else:
                 array, lengths = convert.bags(array, spec.separator)
-            coded, wrong = convert.code(array, kind)
+            if spec.edges is not None:
+                numbers, wrong = convert.numbers(array, kind)
+                coded = _bucketed(numbers, spec.edges)
+            else:
+                coded, wrong = convert.code(array, kind)
+                coded = _hashed(coded, spec.hashed)
             note(spec, convert.of_rows(wrong, lengths), f"a list with an entry that is {_WHAT[kind]}")
-            columns[spec.name] = dataclasses.replace(_hashed(coded, spec.hashed), lengths=lengths)
+            columns[spec.name] = dataclasses.replace(coded, lengths=lengths)
+            if spec.group:
+                first, expected = groups.setdefault(spec.group, (spec.name, lengths))
+                what = f"a list of another length than that of {first!r}, which {spec.group}:list(...) has beside it"
+                note(spec, lengths != expected, what)
         elif spec.role == "vector":
             matrix, wrong = _matrix(array, spec.width, rows)
             note(spec, wrong, f"not a list of {spec.width} finite numbers, each {FLOAT32}")

@@ -76,6 +76,7 @@ class TableReader:
             choices.split, choices.seed, choices.time, choices.group, choices.split_column, apart
         )
         auto, asked = roles.parse(choices.columns)
+        asked = roles.by_names(asked, scan.schema(self._files[0][0]).names)
         judged = self._check_names(auto, asked)
         check_like(asked, self.names)
         profiles = self._look(asked, judged)
@@ -301,7 +302,7 @@ class TableReader:
         if not buckets:
             return self.specs
         step = -(-int((self._split == 0).sum()) // _SAMPLE_ROWS)
-        kinds = {spec.name: spec.kind for spec in self.specs}
+        specs = {spec.name: spec for spec in self.specs}
         found: dict[str, list[np.ndarray]] = {name: [] for name in buckets}
         row = seen = 0
         for piece in self._pieces(list(buckets)):
@@ -309,9 +310,13 @@ class TableReader:
             chosen = train[-seen % step :: step]
             row, seen = row + piece.rows, seen + len(train)
             for name, parts in found.items():
-                numbers, _ = convert.numbers(convert.plain(piece.batch[name]), cast(convert.Kind, kinds[name]))
-                parts.append(numbers[chosen])
-        specs = []
+                array, rows = convert.plain(piece.batch[name]), chosen
+                if specs[name].role == "jagged":
+                    array, lengths = convert.bags(array, specs[name].separator)
+                    rows = np.flatnonzero(np.isin(np.repeat(np.arange(len(lengths)), lengths), chosen))
+                numbers, _ = convert.numbers(array, cast(convert.Kind, specs[name].kind))
+                parts.append(numbers[rows])
+        cut = []
         for spec in self.specs:
             if spec.name in found:
                 numbers = np.concatenate(found[spec.name])
@@ -319,8 +324,8 @@ class TableReader:
                 shares = np.arange(1, buckets[spec.name]) / buckets[spec.name]
                 edges = np.unique(np.quantile(numbers, shares)) if len(numbers) else np.zeros(0)
                 spec = dataclasses.replace(spec, edges=tuple(edges.tolist()))
-            specs.append(spec)
-        return specs
+            cut.append(spec)
+        return cut
 
     def _pieces(self, names: list[str]) -> Iterator[Piece]:
         """All rows of all files that are used, with these columns."""

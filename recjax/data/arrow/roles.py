@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
 from recjax.data.arrow import time_parts
+from recjax.data.arrow.elements import JOINT
 from recjax.data.arrow.column_profile import IN_WORDS, ColumnProfile
 from recjax.data.prepare.chunk import RawFeature
 from recjax.data.prepare.dense_columns import DenseTransform
@@ -23,6 +24,7 @@ ROLES = get_args(Role)
 _MOST_BUCKETS = 10_000
 _TRANSFORMS = get_args(DenseTransform)
 _EXAMPLE = "user:id,tags:jagged,price:dense, or auto"
+_LIST = "list("  # of aligned columns: hist:list(item,action)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Asked:
       min_count: of an id or jagged column: values that training holds fewer times share the row of unknown ones.
       hashed: likewise: rows that the values are hashed to; 0: a row for each value.
       like: likewise: the column whose vocabulary this one shares; "": it has its own.
-      buckets: of an id column that holds numbers: how many, of equally many training rows; 0: it holds ids.
+      buckets: of numbers: how many, of equally many training rows (or entries of them); 0: it holds ids.
+      group: of a jagged column: the group of aligned columns that it is of; "": it stands alone.
       parts: of a time: those that become features, see `time_parts.PARTS`.
       zone: likewise: where its clock stands, by the name of a time zone; "": UTC.
     """
@@ -48,6 +51,7 @@ class Asked:
     hashed: int = 0
     like: str = ""
     buckets: int = 0
+    group: str = ""
     parts: tuple[str, ...] = ()
     zone: str = ""
 
@@ -73,6 +77,7 @@ class ColumnSpec:
       per_second: units in a second of times that are numbers.
       sources: of a cross: names of the features that it joins.
       like: see `Asked`.
+      group: likewise.
     """
 
     name: str
@@ -91,6 +96,7 @@ class ColumnSpec:
     per_second: int = 1
     sources: tuple[str, ...] = ()
     like: str = ""
+    group: str = ""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -106,7 +112,7 @@ class ColumnSpec:
     def feature(self) -> RawFeature:
         """The feature of a categorical column."""
         text: Literal["integer", "text"] = "text" if self.kind == "text" and not self.hashed else "integer"
-        return RawFeature(self.name, self.role == "jagged", self.optional, text, self.min_count, self.like)
+        return RawFeature(self.name, self.role == "jagged", self.optional, text, self.min_count, self.like, self.group)
 
     @property
     def dense_names(self) -> tuple[str, ...]:
@@ -134,14 +140,12 @@ def parse(columns: Sequence[str]) -> tuple[bool, dict[str, Asked]]:
     for text in columns:
         if text == AUTO:
             continue
+        if (aligned := _aligned(text)) is not None:
+            asked |= aligned
+            continue
         name, role, options = split_role(text, ROLES)
         if not name or name in asked:
             parts = items.split(text, ":")
-            if parts[-1].startswith("list(") and parts[-1].endswith(")") and len(parts) > 1:
-                raise ConfigError(
-                    f"columns: {text!r}: lists of several columns, list(...), are not understood. Give each column a "
-                    "role of its own, such as item:jagged."
-                )
             close = near(parts[-1], ROLES, 1, 0.6) or _ALSO.get(parts[-1].lower(), [])
             hint = f" Did you mean {shlex.quote(f'{parts[0]}:{close[0]}')}?" if close and len(parts) > 1 else ""
             hint = " It is there twice." if name in asked else hint
@@ -153,6 +157,43 @@ def parse(columns: Sequence[str]) -> tuple[bool, dict[str, Asked]]:
     if sum(each.role == "weight" for each in asked.values()) > 1:
         raise ConfigError("columns: there are several of role weight. Name one.")
     return AUTO in columns, asked
+
+
+def _aligned(text: str) -> dict[str, Asked] | None:
+    """What `GROUP:list(FIELD,FIELD:OPTION)` asks of GROUP.FIELD, of each field; None if it has another form.
+
+    Raises:
+      ConfigError: it names no field, or one twice, or has an option that jagged columns have not.
+    """
+    name, _, role = text.partition(f":{_LIST}")
+    if not name or not role.endswith(")") or len(items.split(text, ":")) != 2:
+        return None
+    group, asked = items.unquote(name), dict[str, Asked]()
+    for field in items.split(role[:-1], ","):
+        first, *options = items.split(field, ":")
+        key = f"{group}{JOINT}{items.unquote(first)}"
+        if not first or key in asked:
+            raise ConfigError(
+                f"columns: {text!r} needs columns of lists, or the fields of structures in lists, each once: "
+                "hist:list(item,age:bucket=10)."
+            )
+        asked[key] = dataclasses.replace(_options(f"{group}:{_LIST}{field})", "jagged", options), group=group)
+    return asked
+
+
+def by_names(asked: Mapping[str, Asked], names: Collection[str]) -> dict[str, Asked]:
+    """The same requests by the names of a table's columns: fields of a group may be columns that stand apart.
+
+    Raises:
+      ConfigError: a field of a group is also given a role of its own.
+    """
+    found: dict[str, Asked] = {}
+    for name, each in asked.items():
+        alone = name.removeprefix(f"{each.group}{JOINT}") if each.group and name not in names else name
+        if alone in found or (alone != name and alone in asked):
+            raise ConfigError(f"columns: {alone!r} is there twice: in {each.group}:list(...), and by itself.")
+        found[alone] = each
+    return found
 
 
 def split_role(text: str, roles: Collection[str]) -> tuple[str, str, list[str]]:
@@ -181,6 +222,7 @@ def texts_of(specs: Sequence[ColumnSpec]) -> dict[str, str]:
         options += [f"hash={spec.hashed}"] if spec.hashed else []
         options += [f"bucket={len(spec.edges) + 1}"] if spec.edges else []
         options += [f"like={items.quote(spec.like)}"] if spec.like else []
+        options += [f"group={items.quote(spec.group)}"] if spec.group else []
         if spec.role == "jagged" and spec.separator != SEPARATOR:
             options.append(f"split={items.quote(spec.separator)}")
         if spec.role == "part":
@@ -206,12 +248,14 @@ def _options(text: str, role: Any, options: Sequence[str]) -> Asked:
         elif role in ("id", "jagged", "cross") and key in ("min_count", "hash") and _is_count(value):
             field = {"hash": "hashed"}.get(key, key)
             found = dataclasses.replace(found, **{field: int(value)})  # type: ignore[arg-type]
-        elif role == "id" and key == "bucket" and _is_count(value) and 1 < int(value) <= _MOST_BUCKETS:
+        elif role in ("id", "jagged") and key == "bucket" and _is_count(value) and 1 < int(value) <= _MOST_BUCKETS:
             found = dataclasses.replace(found, buckets=int(value))
         elif role == "jagged" and key == "split" and items.unquote(value):
             found = dataclasses.replace(found, separator=items.unquote(value))
         elif role in ("id", "jagged") and key == "like" and items.unquote(value):
             found = dataclasses.replace(found, like=items.unquote(value))
+        elif role == "jagged" and key == "group" and items.unquote(value):
+            found = dataclasses.replace(found, group=items.unquote(value))
         elif role == "time" and option in time_parts.PARTS and option not in found.parts:
             found = dataclasses.replace(found, parts=(*found.parts, option))
         elif role == "time" and key == "zone" and value:
@@ -220,7 +264,7 @@ def _options(text: str, role: Any, options: Sequence[str]) -> Asked:
         else:
             known = {
                 "id": "min_count=N, hash=N, bucket=N, like=COLUMN",
-                "jagged": "min_count=N, hash=N, split=TEXT, like=COLUMN",
+                "jagged": "min_count=N, hash=N, bucket=N, split=TEXT, like=COLUMN, group=NAME",
                 "cross": "min_count=N, hash=N",
                 "time": f"{', '.join(time_parts.PARTS)} (each once) and zone=NAME",
             }
@@ -335,9 +379,9 @@ def spec_of(name: str, asked: Asked, profile: ColumnProfile) -> ColumnSpec:
     if asked.buckets:
         if kind == "text":
             raise DataError(f"column {name!r} holds text, which has no buckets. Give it as {in_shell(name, 'id')}.")
-        return ColumnSpec(
-            name, role, "time" if kind == "time" else "float", profile.optional, min_count=asked.min_count
-        )
+        read_as = "time" if kind == "time" else "float"
+        plain = ColumnSpec(name, role, read_as, profile.optional, 0, asked.separator, asked.min_count)
+        return dataclasses.replace(plain, group=asked.group)
     if role in ("id", "jagged"):
         if kind == "float" and not profile.whole:
             raise DataError(
@@ -347,7 +391,7 @@ def spec_of(name: str, asked: Asked, profile: ColumnProfile) -> ColumnSpec:
             )
         kept = "integer" if kind in ("float", "none") else kind
         plain = ColumnSpec(name, role, kept, profile.optional, 0, asked.separator, asked.min_count, "", asked.hashed)
-        return dataclasses.replace(plain, like=asked.like)
+        return dataclasses.replace(plain, like=asked.like, group=asked.group)
     width = 0
     if role == "vector":
         width = profile.most_width

@@ -1,4 +1,6 @@
-"""Files of tables as Arrow batches, in their order and with bounded memory: Parquet, ORC, CSV, Arrow IPC (Feather).
+"""Files of tables as Arrow batches, in order and with bounded memory: Parquet, ORC, CSV, JSON Lines, Arrow IPC (Feather).
+
+A column of lists of structures is as many columns of lists: see `elements.py`.
 
 pyarrow is imported inside the functions, for it is slow to load.
 """
@@ -10,34 +12,40 @@ import contextlib
 import dataclasses
 import encodings.aliases
 import glob
+import io
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
+from recjax.data.arrow import elements
 from recjax.data.text.source_files import unreadable
 from recjax.errors import ConfigError, DataError
 from recjax.utils.paths import is_remote, place
 from recjax.utils.text import did_you_mean, first_repeated
 
-Form = Literal["parquet", "orc", "csv", "arrow"]
+Form = Literal["parquet", "orc", "csv", "json", "arrow"]
 FORMS: dict[str, Form] = {
     ".parquet": "parquet",
     ".pq": "parquet",
     ".orc": "orc",
     ".csv": "csv",
     ".tsv": "csv",
+    ".jsonl": "json",
+    ".ndjson": "json",
     ".feather": "arrow",
     ".arrow": "arrow",
     ".ipc": "arrow",
 }
-_NAMES: dict[Form, str] = {"parquet": "Parquet", "orc": "ORC", "csv": "CSV", "arrow": "Arrow"}
-PACKED = (".gz", ".bz2", ".zst")  # of CSV; the others compress inside
+_NAMES: dict[Form, str] = {"parquet": "Parquet", "orc": "ORC", "csv": "CSV", "json": "JSON Lines", "arrow": "Arrow"}
+_TEXT: tuple[Form, ...] = ("csv", "json")
+PACKED = (".gz", ".bz2", ".zst")  # of text; the others compress inside
 DELIMITERS = ",\t;|"  # that a first line is searched for
 UTF_8 = "utf-8"
-_NEEDS = "Parquet (.parquet), ORC (.orc), CSV (.csv, .tsv, also .gz) or Arrow (.feather, .arrow)"
-_BLOCK_BYTES = 2**23  # of a CSV file, cut at a time
+_NEEDS = "Parquet (.parquet), ORC (.orc), CSV (.csv, .tsv, also .gz), JSON Lines (.jsonl) or Arrow (.feather, .arrow)"
+_BLOCK_BYTES = 2**23  # of a text file, cut at a time
 _BATCH_ROWS = 2**16
 _PARQUET_ROWS = 2**17
 _MALFORMED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)")  # what Arrow says of a line of CSV
@@ -149,7 +157,7 @@ def form_of(path: PurePath) -> Form | None:
     """The format that a name tells; None if it tells none."""
     inner = PurePath(path.stem) if path.suffix.lower() in PACKED else path
     form = FORMS.get(inner.suffix.lower())
-    return form if form == "csv" or inner is path else None
+    return form if form in _TEXT or inner is path else None
 
 
 def _tables_in(folder: Path) -> Iterator[Path]:
@@ -180,8 +188,11 @@ def schema(file: TableFile) -> Any:
             found = _orc(stream).schema
         elif file.form == "arrow":
             found = _ipc(stream).schema
+        elif file.form == "json":
+            found = _json(stream).schema
         else:
             found = pa.schema([(name, pa.binary()) for name in _csv(file, stream).schema.names])
+    found = elements.flat_schema(found)
     if twice := first_repeated(name for name in found.names if name):
         raise DataError(f"{file} has two columns {twice!r}. Rename one of them.")
     return found
@@ -208,22 +219,25 @@ def batches(file: TableFile, columns: Sequence[str]) -> Iterator[Any]:
     """
     import pyarrow.parquet as pq
 
-    columns = list(columns)
+    names = list(columns)
     file = _with_delimiter(file)
     last = schema(file).names[-1] if file.form == "csv" else ""
     with _reading(file), _opened(file) as stream:
         if file.form == "parquet":
             probe = pq.ParquetFile(stream)
+            columns = elements.columns_with(probe.schema_arrow, names)
             texts = [field.name for field in probe.schema_arrow if field.name in columns and _is_text(field.type)]
             # What Parquet has in dictionaries stays there: a third of the work.
             reader = pq.ParquetFile(stream, metadata=probe.metadata, read_dictionary=texts)
             # In the caller's thread, and many rows at once: each batch has dictionaries of its own.
             for batch in reader.iter_batches(_PARQUET_ROWS, columns=columns, use_threads=False):
-                yield _bytes_where_no_text(batch.select(columns))
+                yield _bytes_where_no_text(elements.flatten(batch, names))
         elif file.form == "orc":
             stripes = _orc(stream)
+            columns = elements.columns_with(stripes.schema, names)
             for number in range(stripes.nstripes):  # a stripe is what ORC can read alone, some 64 MiB
-                stripe = _bytes_where_no_text(stripes.read_stripe(number, columns=columns).select(columns))
+                stripe = stripes.read_stripe(number, columns=columns)
+                stripe = _bytes_where_no_text(elements.flatten(stripe, names))
                 for start in range(0, stripe.num_rows, _BATCH_ROWS):
                     yield stripe.slice(start, _BATCH_ROWS)
         elif file.form == "arrow":
@@ -233,9 +247,12 @@ def batches(file: TableFile, columns: Sequence[str]) -> Iterator[Any]:
             for batch in read:
                 batch.validate(full=True)  # damaged offsets would otherwise lead anywhere in memory
                 for start in range(0, batch.num_rows, _BATCH_ROWS):
-                    yield batch.slice(start, _BATCH_ROWS).select(columns)
+                    yield elements.flatten(batch.slice(start, _BATCH_ROWS), names)
+        elif file.form == "json":
+            for batch in _json(stream):
+                yield elements.flatten(batch, names)
         else:
-            yield from _rows_of_csv(file, stream, columns, last)
+            yield from _rows_of_csv(file, stream, names, last)
 
 
 def _bytes_where_no_text(batch: Any) -> Any:
@@ -279,6 +296,38 @@ def _ipc(stream: Any) -> Any:
     except pa.ArrowInvalid:
         stream.seek(0)
         return pa.ipc.open_stream(stream)
+
+
+def _json(stream: Any) -> Any:
+    """A streaming reader of JSON Lines; the first block says which fields there are, and their types."""
+    import pyarrow.json
+
+    return pyarrow.json.open_json(stream, pyarrow.json.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES))
+
+
+def _json_fault(file: TableFile, what: str) -> str:
+    """What is wrong with a file of JSON Lines, where Arrow counts rows of a block alone: by a second look at it."""
+    first: set[str] = set()
+    with _opened(file) as stream, io.TextIOWrapper(stream, "utf-8", "surrogateescape") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                return f"{file}:{number}: the line is no JSON ({error}): {line.strip()[:80]!r}. Mend or remove it."
+            if not isinstance(row, dict):
+                return f"{file}:{number}: the line is {line.strip()[:80]}, not an object: {{\"user\": 1, ...}}. Mend it."
+            first = first or set(row)
+            if "unexpected field" in what and (more := [key for key in row if key not in first]):
+                return (
+                    f"{file}:{number}: the field {more[0]!r} is not in the first rows of the file, by which the columns "
+                    "are known. Give the first row all fields, null where it has no value."
+                )
+    return (
+        f"{file} cannot be read as JSON Lines ({what}; rows count from a block of {_BLOCK_BYTES:,} bytes). Write each "
+        "field with values of one type."
+    )
 
 
 def _rows_of_csv(file: TableFile, stream: Any, columns: list[str], last: str) -> Iterator[Any]:
@@ -372,7 +421,7 @@ def _opened(file: TableFile) -> Iterator[Any]:
             stream = stack.enter_context(pa.PythonFile(stack.enter_context(file.path.open("rb")), "r"))
         else:
             stream = stack.enter_context(pa.OSFile(str(file.path)))
-        if file.form == "csv" and file.path.suffix.lower() in PACKED:
+        if file.form in _TEXT and file.path.suffix.lower() in PACKED:
             stream = stack.enter_context(
                 pa.CompressedInputStream(stream, {".bz2": "bz2", ".zst": "zstd"}.get(file.path.suffix.lower(), "gzip"))
             )
@@ -399,6 +448,8 @@ def _reading(file: TableFile) -> Iterator[None]:
                 f"{file}:{_first_wrong_line(file)}: the line is no text in {file.encoding} ({error}). "
                 f"Name the encoding that the file has, such as encoding={other}, or mend the line."
             ) from None
+        if file.form == "json":
+            raise DataError(_json_fault(file, " ".join(str(error).split())[:200].rstrip("."))) from None
         what = " ".join(str(error).split())[:200].rstrip(".")
         raise DataError(f"{file} cannot be read as {_NAMES[file.form]} ({what}). Write or copy it again.") from None
     except OSError as error:

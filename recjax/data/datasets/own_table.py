@@ -217,6 +217,7 @@ def _columns_as_then(config: Table, earlier: EarlierData, names: Sequence[str]) 
     auto, requests = roles.parse(config.columns)
     if not auto:
         return config.columns
+    requests = roles.by_names(requests, names)
     several = labels.parse(config.label)
     of_labels = (items.unquote(config.label),) if several is None else several.columns
     taken = {*requests, config.time, config.group, config.split_column, *of_labels}

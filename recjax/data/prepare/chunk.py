@@ -28,6 +28,7 @@ class RawFeature:
       min_count: values that the training split holds fewer times are out of vocabulary, whatever `Frequency` allows.
       like: name of another feature, equally optional and with values of the same kind, whose vocabulary it shares; "":
         it has its own. The values of both are counted together, and min_count is that of the other.
+      group: name of the group of aligned features that a jagged one is of (`recjax.data.batch.ElementGroup`); "": none.
     """
 
     name: str
@@ -36,6 +37,7 @@ class RawFeature:
     values: Literal["integer", "hex", "text"] = "integer"
     min_count: int = 1
     like: str = ""
+    group: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

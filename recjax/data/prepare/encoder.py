@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from recjax.data.batch import Bags, Batch, Feature, Label, Schema
+from recjax.data.batch import Bags, Batch, ElementGroup, Feature, Label, Schema
 from recjax.data.prepare.chunk import Chunk, Coded, RawFeature, check_chunk
 from recjax.data.prepare.coding import CodedChunk, code_chunk
 from recjax.data.prepare.dense_columns import DenseEncoder, DenseStats
@@ -53,6 +53,7 @@ class Encoder:
                 for feature, map_ in zip(features, maps, strict=True)
             ),
             labels=labels,
+            groups=groups_of(features),
         )
 
     def encode(self, chunk: Chunk) -> Batch:
@@ -111,6 +112,12 @@ class Encoder:
         return self.by.encode(dense)
 
 
+def groups_of(features: Sequence[RawFeature]) -> tuple[ElementGroup, ...]:
+    """The groups of aligned features, in the order of their first ones."""
+    names = dict.fromkeys(feature.group for feature in features if feature.group)
+    return tuple(ElementGroup(name, tuple(f.name for f in features if f.group == name)) for name in names)
+
+
 def _rows(column: Coded, map_: IdMap, missing: int | None, used_alone: bool = False) -> np.ndarray:
     """The table rows of distinct values, and last that of a missing one: int32 [D + 1].
 
@@ -145,6 +152,7 @@ def describe_features(features: Sequence[RawFeature]) -> list[dict[str, Any]]:
     return [
         {"name": f.name, "jagged": f.jagged, "optional": f.optional, "values": f.values}
         | ({"like": f.like} if f.like else {})
+        | ({"group": f.group} if f.group else {})
         for f in features
     ]
 

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from recjax.data.batch import ANY_ID, Feature, Label, LabelKind, Schema
+from recjax.data.batch import ANY_ID, ElementGroup, Feature, Label, LabelKind, Schema, wrong_groups
 from recjax.data.own import HOW
 from recjax.errors import DataError
 from recjax.utils import strict_json
@@ -133,6 +133,8 @@ def _fault(manifest: dict[str, Any]) -> str:
             return "its schema makes no sense"
         if not all(map(_sensible_label, schema.labels)) or manifest["format"] != format_of(manifest["schema"]):
             return "its labels make no sense"
+        if why := wrong_groups(schema):
+            return f"its schema makes no sense: {why}"
         for name in manifest["splits"]:
             row_counts(manifest, name)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
@@ -192,13 +194,15 @@ def schema_to_json(schema: Schema) -> dict[str, Any]:
     """A schema as JSON values."""
     labels = {"labels": [dataclasses.asdict(label) for label in schema.labels]} if schema.labels else {}
     features = [dataclasses.asdict(feature) for feature in schema.features]
-    return {"dense": list(schema.dense), "features": features, **labels}
+    groups = {"groups": [dataclasses.asdict(group) for group in schema.groups]} if schema.groups else {}
+    return {"dense": list(schema.dense), "features": features, **labels, **groups}
 
 
 def schema_from_json(schema: dict[str, Any]) -> Schema:
     """The inverse of `schema_to_json`."""
     labels = tuple(Label(**label) for label in schema.get("labels", ()))
-    return Schema(tuple(schema["dense"]), tuple(Feature(**feature) for feature in schema["features"]), labels)
+    groups = tuple(ElementGroup(group["name"], tuple(group["features"])) for group in schema.get("groups", ()))
+    return Schema(tuple(schema["dense"]), tuple(Feature(**feature) for feature in schema["features"]), labels, groups)
 
 
 def prepare_again(path: object, dataset: str | None) -> str:
