@@ -214,7 +214,9 @@ def validate(batch: Batch, schema: Schema) -> None:
         lengths_FxB = np.array([batch.bags[name].lengths for name in group.features])
         if (apart_B := (lengths_FxB != lengths_FxB[0]).any(axis=0)).any():
             row = int(np.argmax(apart_B))
-            sizes = ", ".join(f"{name} {n}" for name, n in zip(group.features, lengths_FxB[:, row].tolist(), strict=True))
+            sizes = ", ".join(
+                f"{name} {n}" for name, n in zip(group.features, lengths_FxB[:, row].tolist(), strict=True)
+            )
             raise DataError(
                 f"the features of group {group.name!r} have unequal numbers of ids in sample {batch.position + row} "
                 f"(row {row} of the batch): {sizes}. One of each belongs to one element: correct the data."

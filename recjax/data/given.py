@@ -58,7 +58,9 @@ def check_schema(schema: Any) -> Schema:
         dataclasses.replace(f, rows=int(f.rows), bag=None if f.bag is None else int(f.bag)) for f in schema.features
     )
     groups = schema.groups
-    if not isinstance(groups, tuple) or not all(isinstance(g, ElementGroup) and isinstance(g.name, str) for g in groups):
+    if not isinstance(groups, tuple) or not all(
+        isinstance(g, ElementGroup) and isinstance(g.name, str) for g in groups
+    ):
         raise DataError(
             f'the schema\'s groups are {_a(groups)}. Write groups=(ElementGroup("history", ("item", "action")),).'
         )

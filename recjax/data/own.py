@@ -9,9 +9,8 @@ _OTHERS = ("txt", "json", "xlsx", "pkl", "npz", "libsvm")
 _PYTHON = ("pandas", "polars", "duckdb", "numpy")
 _TRAIN = "`recjax train table data.from=FILE data.label=COLUMN`"
 HOW = (
-    f"A table of one's own (Parquet, ORC, CSV, JSON Lines or Arrow) is trained on by {_TRAIN}; in Python recjax.prepare takes a "
-    "frame. "
-    "See docs/guides/own_data.md."
+    f"A table of one's own (Parquet, ORC, CSV, JSON Lines or Arrow) is trained on by {_TRAIN}; in Python "
+    "recjax.prepare takes a frame. See docs/guides/own_data.md."
 )
 
 

@@ -10,7 +10,6 @@ segment, and so are jagged bags (`segment_sums.py`), unless atomic additions are
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping
@@ -21,25 +20,12 @@ import jax
 import jax.numpy as jnp
 
 from recjax import kernels
+from recjax.embedding.elements import Elements, sum_by_sample
 from recjax.embedding.routing.routed import FeatureRouting
 from recjax.embedding.segment_sums import by_segments, sum_sorted
 from recjax.embedding.spec import FeatureSpec
 
 _TOGETHER = 16  # ids of a bag that are summed in one loop over the samples; more make the program long, not faster
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Sequence:
-    """A feature that is not pooled (pooling="none"): its rows one by one, in the order of the bag.
-
-    Attributes:
-      rows_BxHxD: [b, H, D], H the fixed bag or the capacity for the longest jagged one; zeros where there is no id.
-      mask_BxH: bool, where there is an id.
-    """
-
-    rows_BxHxD: jax.Array
-    mask_BxH: jax.Array
 
 
 def pool(
@@ -49,7 +35,7 @@ def pool(
     samples: int,
     at_home: tuple[jax.Array, jax.Array] | None = None,
     atomics: bool = False,
-) -> dict[str, jax.Array | Sequence]:
+) -> dict[str, jax.Array | Elements]:
     """Pools the bags of all features of a group from its fetched rows. Differentiable in the rows.
 
     Args:
@@ -62,7 +48,7 @@ def pool(
       atomics: whether a GPU may add up by atomic operations, in any order.
 
     Returns:
-      by feature name: [b, D], zeros for an empty bag; a `Sequence` for a feature that is not pooled.
+      by feature name: [b, D], zeros for an empty bag; `Elements` for a feature that is not pooled.
     """
     # A feature with one bag a sample is summed sample by sample beside all others with bags of its size, as models
     # take them. Ids that are not summed here, in jagged bags and sequences, are bags of one, feature by feature.
@@ -89,35 +75,22 @@ def pool(
             sums |= zip(names, parts, strict=True)
         else:
             sums |= zip(names, jax.lax.split(sums_NxD, [len(bags[name][0]) for name in names]), strict=True)
-    pooled: dict[str, jax.Array | Sequence] = {}
+    pooled: dict[str, jax.Array | Elements] = {}
     for feature in features:
         of_bags, of = sums[feature.name], routing[feature.name]
         if feature.name in whole:
             pooled[feature.name] = of_bags
+        elif feature.pooling == "none" and of.segments is None:
+            there_BxH = of.inverse < rows_UxD.shape[0]
+            segments_BxH = jnp.where(there_BxH, jnp.arange(samples, dtype=jnp.int32)[:, None], samples)
+            pooled[feature.name] = Elements(of_bags, segments_BxH.ravel(), samples, of.inverse.shape[1])
         elif feature.pooling == "none":
-            pooled[feature.name] = Sequence(of_bags.reshape(*of.inverse.shape, -1), of.inverse < rows_UxD.shape[0])
+            pooled[feature.name] = Elements(of_bags, of.segments, samples)
         elif by_segments(atomics):
-            pooled[feature.name] = _sum_jagged(of_bags, of.segments, samples)
+            pooled[feature.name] = sum_by_sample(of_bags, of.segments, samples)
         else:
             pooled[feature.name] = jax.ops.segment_sum(of_bags, of.segments, samples, indices_are_sorted=False)
     return pooled
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _sum_jagged(values_LxD: jax.Array, segment_L: jax.Array, samples: int) -> jax.Array:
-    """Sums of the values of each sample, [samples, D]; `segment_L` ascends, and is `samples` where there is nothing."""
-    return sum_sorted(segment_L, samples, lambda at_PxK: values_LxD.at[at_PxK].get(mode="fill", fill_value=0))
-
-
-def _jagged_forward(values_LxD: jax.Array, segment_L: jax.Array, samples: int) -> tuple[jax.Array, jax.Array]:
-    return _sum_jagged(values_LxD, segment_L, samples), segment_L
-
-
-def _jagged_backward(samples: int, segment_L: jax.Array, grads_BxD: jax.Array) -> tuple[jax.Array, None]:
-    return grads_BxD.at[segment_L].get(mode="fill", fill_value=0), None
-
-
-_sum_jagged.defvjp(_jagged_forward, _jagged_backward)
 
 
 def _bags(feature: FeatureSpec, routing: FeatureRouting) -> tuple[Any, Any]:

@@ -14,9 +14,10 @@ from jax.sharding import PartitionSpec as P
 from recjax.embedding.address import Homes, homes_of
 from recjax.embedding.bands import Pool
 from recjax.embedding.buffers import GroupSlots, Tables
+from recjax.embedding.elements import Elements
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.pooled import lookup as pooled_lookup
-from recjax.embedding.pooling import Sequence, pool
+from recjax.embedding.pooling import pool
 from recjax.embedding.residuals import (
     FetchResiduals,
     Gradients,
@@ -248,8 +249,8 @@ def _assembled(pieces: list[tuple[int, jax.Array]]) -> jax.Array:
 
 def _beside(left: Any, right: Any) -> Any:
     """The columns of a feature that was looked up in two parts."""
-    if isinstance(left, Sequence):
-        return Sequence(jnp.concatenate([left.rows_BxHxD, right.rows_BxHxD], axis=2), left.mask_BxH)
+    if isinstance(left, Elements):
+        return dataclasses.replace(left, rows_LxD=jnp.concatenate([left.rows_LxD, right.rows_LxD], axis=1))
     return jnp.concatenate([left, right], axis=1)
 
 

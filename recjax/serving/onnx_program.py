@@ -14,12 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from recjax import kernels
-from recjax.embedding.pooling import Sequence as Unpooled
 from recjax.embedding.quantize import Stored
 from recjax.embedding.spec import FeatureSpec
 from recjax.errors import ConfigError
 from recjax.serving.onnx_graph import OPSET, Graph, add_module
-from recjax.serving.program import Shapes, check_exportable
+from recjax.serving.program import Shapes, check_exportable, unpooled
 from recjax.train.module import ModuleDef, outputs
 from recjax.train.table_specs import specs
 from recjax.train.trainer import Trainer
@@ -67,6 +66,12 @@ def make_onnx(
             "the run computes in bfloat16, which onnxruntime does not multiply on CPUs. Take --format stablehlo."
         )
     tables, features = specs(trainer.config, trainer.source.schema)
+    for feature in features:
+        if feature.pooling == "none" and feature.bag is None:
+            raise ConfigError(
+                f"feature {feature.name!r} is jagged and not pooled, and rows end to end are not written as ONNX. Take "
+                "--format stablehlo, give its bags a fixed size, or pool them (sum or mean)."
+            )
     dims = {table.name: table.dim for table in tables}
     graph, given = Graph(), _names(inputs.inputs)
     external = [_external(name, files[name], folder, held[name]) for name in dims]
@@ -78,12 +83,7 @@ def make_onnx(
     parts = [list(map(jnp.asarray, leaves[kind].values())) for kind in ("dense", "module")]
 
     def module(dense: jax.Array, rows: dict[str, jax.Array]) -> jax.Array:
-        seen = {
-            f.name: Unpooled(rows[f.name], jnp.ones(rows[f.name].shape[:2], bool))
-            if f.pooling == "none"
-            else rows[f.name]
-            for f in features
-        }
+        seen = {f.name: unpooled(rows[f.name]) if f.pooling == "none" else rows[f.name] for f in features}
         with kernels.switched_off():
             merged = ModuleDef.of(trainer.model).merge(*parts)
             return outputs(merged, dense, seen, trainer.tasks).astype(jnp.float32)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from recjax import kernels
 from recjax.data.batch import Schema
 from recjax.embedding import quantize
-from recjax.embedding.pooling import Sequence as Unpooled
+from recjax.embedding.elements import Elements
 from recjax.embedding.spec import FeatureSpec
 from recjax.errors import ConfigError
 from recjax.serving.loader import outside_calls
@@ -59,7 +59,10 @@ def input_shapes(schema: Schema, user: Collection[str] = (), on_disk: Sequence[s
     names += (of_rows := [f"r{number}" for number in range(len(on_disk))])
     sizes = dict(zip(names, jax.export.symbolic_shape(", ".join(names)), strict=True))
     bags = {f.name: sizes["u" if f.name in user else "b"] for f in schema.features}
-    of = {name: f"l{number}" for number, name in enumerate(jagged)}
+    aligned = {name: group.name for group in schema.groups for name in group.features}
+    counted = {name: (name in user, name in aligned, aligned.get(name, name)) for name in jagged}
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(counted.values()))}
+    of = {name: f"l{numbers[counted[name]]}" for name in jagged}  # of a group all have as many ids
     at: dict[str, Any] = {
         f.name: (sizes[of[f.name]],) if f.bag is None else (bags[f.name], f.bag) for f in schema.features
     }
@@ -92,6 +95,12 @@ def make_program(trainer: Trainer, held: Mapping[str, Held], user: Collection[st
     """
     check_exportable(trainer)
     tables_of, features = specs(trainer.config, trainer.source.schema)
+    for feature in features:
+        if feature.pooling == "none" and feature.bag is None and feature.reads in user:
+            raise ConfigError(
+                f"--user: feature {feature.reads!r} is jagged and not pooled, and rows one by one are not taken from "
+                "users to samples. Leave it out of --user, or pool it (sum or mean)."
+            )
     dims = {table.name: table.dim for table in tables_of}
     module = ModuleDef.of(trainer.model)
 
@@ -99,8 +108,7 @@ def make_program(trainer: Trainer, held: Mapping[str, Held], user: Collection[st
         pooled = {f.name: _pool(f, held[f.table], tables[f.table], dims[f.table], inputs) for f in features}
         for feature in features:
             if feature.reads in user:
-                of_users = functools.partial(jnp.take, indices=inputs["user"], axis=0, mode="clip")
-                pooled[feature.name] = jax.tree.map(of_users, pooled[feature.name])
+                pooled[feature.name] = _of_users(pooled[feature.name], inputs["user"])
         with kernels.switched_off():  # they are of this machine
             found = outputs(module.merge(parameters, state), inputs["dense"], pooled, trainer.tasks)
         return found.astype(jnp.float32)
@@ -110,20 +118,13 @@ def make_program(trainer: Trainer, held: Mapping[str, Held], user: Collection[st
 
 def check_exportable(trainer: Trainer) -> None:
     """Refuses a run whose model has no program of its own (ConfigError)."""
-    _, features = specs(trainer.config, trainer.source.schema)
     if trainer.config.compute_dtype == "float64":
         raise ConfigError(
             "the run computes in float64, and exports hold float32 at most. Train with compute_dtype=float32."
         )
-    for feature in features:
-        if feature.pooling == "none" and feature.bag is None:
-            raise ConfigError(
-                f"feature {feature.name!r} is jagged and not pooled: its rows are [samples, longest bag, dim], and "
-                "an export knows no longest bag. Give its bags a fixed size, or pool them (sum or mean)."
-            )
 
 
-def _pool(feature: FeatureSpec, held: Held, table: jax.Array, dim: int, inputs: dict[str, Any]) -> jax.Array | Unpooled:
+def _pool(feature: FeatureSpec, held: Held, table: jax.Array, dim: int, inputs: dict[str, Any]) -> jax.Array | Elements:
     """Returns a feature as the module sees it: [b, D], or its rows one by one; of users [u, D]."""
     ids, weights = inputs["ids"][feature.reads], inputs["weights"].get(feature.reads)
     # Beyond the table comes NaN in any encoding: of unsigned integers the largest value takes its place.
@@ -133,15 +134,32 @@ def _pool(feature: FeatureSpec, held: Held, table: jax.Array, dim: int, inputs: 
         rows *= weights[..., None]
     if feature.bag is not None:
         if feature.pooling == "none":
-            return Unpooled(rows, jnp.ones(ids.shape, bool))
+            return unpooled(rows)
         return rows.sum(axis=1) / (feature.bag if feature.pooling == "mean" else 1)
     lengths_B = inputs["lengths"][feature.reads]
     ends_B, L = jnp.cumsum(lengths_B), ids.shape[0]
     sample_L = jnp.cumsum(jnp.zeros(L, jnp.int32).at[ends_B].add(1, mode="drop"))  # bags that end at or before each id
+    if feature.pooling == "none":
+        return Elements(jnp.where((sample_L < lengths_B.shape[0])[:, None], rows, 0), sample_L, lengths_B.shape[0])
     sums_BxD = jax.ops.segment_sum(rows, sample_L, lengths_B.shape[0])  # beyond the last bag nothing counts
     if feature.pooling == "mean":
         sums_BxD /= jnp.maximum(lengths_B, 1)[:, None].astype(sums_BxD.dtype)
     return sums_BxD
+
+
+def _of_users(of_users: jax.Array | Elements, user_B: jax.Array) -> jax.Array | Elements:
+    """A feature of users, as the module sees it for samples of these users."""
+    if isinstance(of_users, Elements):
+        rows_UxHxD, _ = of_users.padded()
+        return unpooled(jnp.take(rows_UxHxD, user_B, axis=0, mode="clip"))
+    return jnp.take(of_users, user_B, axis=0, mode="clip")
+
+
+def unpooled(rows_BxHxD: jax.Array) -> Elements:
+    """Rows of bags that all hold H ids, as the module sees them."""
+    b, H, D = rows_BxHxD.shape
+    segments_BxH = jnp.broadcast_to(jnp.arange(b, dtype=jnp.int32)[:, None], (b, H))
+    return Elements(rows_BxHxD.reshape(b * H, D), segments_BxH.ravel(), b, H)
 
 
 def _decoded(encoded: jax.Array, held: Held, dim: int) -> jax.Array:

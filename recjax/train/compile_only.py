@@ -127,8 +127,6 @@ def _feature(
     shape: tuple[int, ...]
     if feature.bag is not None:
         shape = (parts * samples, feature.bag)
-    elif feature.pooling == "none":
-        shape = (parts * samples, capacities[feature.name])
     else:
         shape = (parts * capacities[feature.name],)
     weighted = feature.weighted or feature.pooling == "mean"

@@ -97,8 +97,10 @@ def test_features_of_all_kinds_are_pooled_together(platform, monkeypatch):
     assert pooled["a"].tolist() == [[3, 30], [4, 40]]
     assert pooled["b"].tolist() == [[8, 80], [-4, -40]]
     assert pooled["jagged"].tolist() == [[0, 0], [6, 60]]
-    assert pooled["sequence"].rows_BxHxD.tolist() == [[[3, 30]], [[0, 0]]]
-    assert pooled["sequence"].mask_BxH.tolist() == [[True], [False]]
+    assert pooled["sequence"].rows_LxD.tolist() == [[3, 30], [0, 0]]
+    assert pooled["sequence"].segments_L.tolist() == [0, 2]
+    rows_BxHxD, mask_BxH = pooled["sequence"].padded()
+    assert (rows_BxHxD.tolist(), mask_BxH.tolist()) == ([[[3, 30]], [[0, 0]]], [[True], [False]])
 
 
 def test_no_row_for_every_id_is_held():

@@ -95,7 +95,7 @@ def test_an_empty_bag_pools_to_zeros_even_beside_nan():
 
 def test_a_feature_that_is_not_pooled_keeps_its_rows_apart():
     rows = jnp.asarray([[1.0, 2.0], [3.0, 4.0]])
-    routing = FeatureRouting(np.array([[1, 0, 2], [2, 2, 2]]), None, None)  # 2: no id
-    sequence = pooled_alone(FeatureSpec("f", "t", None, "none"), rows, routing, 2)
-    assert sequence.rows_BxHxD.tolist() == [[[3, 4], [1, 2], [0, 0]], [[0, 0]] * 3]
-    assert sequence.mask_BxH.tolist() == [[True, True, False], [False] * 3]
+    routing = FeatureRouting(np.array([1, 0, 1, 2]), None, np.array([0, 0, 2, 3]))  # bags of 2, 0 and 1 ids; one more
+    elements = pooled_alone(FeatureSpec("f", "t", None, "none"), rows, routing, 3)
+    assert elements.rows_LxD.tolist() == [[3, 4], [1, 2], [3, 4], [0, 0]]
+    assert elements.segments_L.tolist() == [0, 0, 2, 3]

@@ -20,7 +20,7 @@ from flax import nnx
 from recjax.config.run import EmbeddingConfig, FeatureConfig, RunConfig
 from recjax.config.train import TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
-from recjax.embedding.pooling import Sequence
+from recjax.embedding.elements import Elements
 from recjax.models.layers import Mlp
 from recjax.parallel.mesh import MeshConfig
 from recjax.settings.values import Named
@@ -50,20 +50,21 @@ class History(nnx.Module):
         self.names, self.sharpness, self.dtype = names, config.sharpness, dtype
 
     def __call__(self, dense_BxK: jax.Array, pooled: dict[str, Any]) -> jax.Array:
-        """Logits [b] from dense features [b, K] and, by feature name, [b, D] or a Sequence."""
+        """Logits [b] from dense features [b, K] and, by feature name, [b, D] or Elements."""
         vectors = dict(pooled)
         history = vectors[HISTORY]
-        if isinstance(history, Sequence):  # with embedding.features.sparse_1.pooling=mean it is [b, D] already
+        if isinstance(history, Elements):  # with embedding.features.sparse_1.pooling=mean it is [b, D] already
             vectors[HISTORY] = attend(vectors[ITEM], history, self.sharpness)
         joined = jnp.concatenate([dense_BxK, *(vectors[name] for name in self.names)], axis=1)
         return self.mlp(joined.astype(self.dtype))[:, 0]
 
 
-def attend(query_BxD: jax.Array, sequence: Sequence, sharpness: float) -> jax.Array:
-    """Weighted mean [b, D] of a sequence's rows; zeros where there are none."""
-    scores_BxH = jnp.einsum("bd,bhd->bh", query_BxD, sequence.rows_BxHxD) * (sharpness / math.sqrt(query_BxD.shape[1]))
-    weights_BxH = jax.nn.softmax(scores_BxH, axis=1, where=sequence.mask_BxH)
-    return jnp.einsum("bh,bhd->bd", jnp.where(sequence.mask_BxH, weights_BxH, 0), sequence.rows_BxHxD)
+def attend(query_bxD: jax.Array, history: Elements, sharpness: float) -> jax.Array:
+    """Weighted mean [b, D] of each sample's rows; zeros where there are none."""
+    scores_L = jnp.sum(history.repeat(query_bxD) * history.rows_LxD, axis=1) * (
+        sharpness / math.sqrt(query_bxD.shape[1])
+    )
+    return history.sum(history.softmax(scores_L)[:, None] * history.rows_LxD)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from recjax import settings as machinery
 from recjax.config.preset_files import class_path, find_class
 from recjax.config.presets import default_out
 from recjax.config.run import RunConfig
-from recjax.embedding.pooling import Sequence
+from recjax.embedding.elements import Elements
 from recjax.errors import ConfigError
 from recjax.train.build import build_trainer
 from recjax.train.compile_only import abstract_inputs, abstract_state
@@ -45,8 +45,8 @@ def preset(tmp_path):
 
 
 def test_attention_by_hand(history):
-    rows = jnp.asarray([[[1.0, 0.0], [0.0, 2.0], [9.0, 9.0]], [[5.0, 5.0]] * 3])
-    sequence = Sequence(rows, jnp.asarray([[True, True, False], [False] * 3]))
+    rows = jnp.asarray([[1.0, 0.0], [0.0, 2.0], [9.0, 9.0]])
+    sequence = Elements(rows, jnp.asarray([0, 0, 2], jnp.int32), 2)
     query = jnp.asarray([[np.sqrt(2) * np.log(3), 0.0], [1.0, 1.0]], jnp.float32)
     # scores ln 3 and 0: weights 3/4 and 1/4; of an empty history nothing, and no NaN
     np.testing.assert_allclose(history["attend"](query, sequence, 1.0), [[0.75, 0.5], [0.0, 0.0]], atol=1e-6)

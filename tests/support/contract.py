@@ -13,7 +13,7 @@ from flax import nnx
 
 from recjax.config.train import DenseAdagrad, Polynomial
 from recjax.data.batch import Bags, Batch
-from recjax.embedding.pooling import Sequence
+from recjax.embedding.elements import Elements
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.train.step import StepOptions
 from support.problems import Problem
@@ -45,10 +45,9 @@ class NetModule(nnx.Module):
         columns = [dense_BxK]
         for name in self.names:
             found = lookups[name]
-            if isinstance(found, Sequence):  # places count differently, so that their order matters
-                place_H = 1 + jnp.arange(found.mask_BxH.shape[1]).astype(dense_BxK.dtype)
-                seen = jnp.where(found.mask_BxH[..., None], jnp.tanh(found.rows_BxHxD + 1), 0)
-                found = (seen / place_H[None, :, None]).sum(axis=1)
+            if isinstance(found, Elements):  # places count differently, so that their order matters
+                seen = jnp.where(found.mask_L[:, None], jnp.tanh(found.rows_LxD + 1), 0)
+                found = found.sum(seen / (1 + found.positions_L[:, None].astype(dense_BxK.dtype)))
             columns.append(found)
         return self.out(jnp.tanh(self.hidden(jnp.concatenate(columns, axis=1))))[:, 0]
 

@@ -23,10 +23,10 @@ from recjax.data.source import BlockSource
 from recjax.embedding import reference
 from recjax.embedding.bind import bind
 from recjax.embedding.buffers import initial_rows
+from recjax.embedding.elements import Elements
 from recjax.embedding.lines import in_lines
 from recjax.embedding.optim import Frozen
 from recjax.embedding.plan import Plan, make_plan
-from recjax.embedding.pooling import Sequence
 from recjax.embedding.routing.routed import RoutedBatch
 from recjax.embedding.segment import PLACEMENTS
 from recjax.embedding.spec import FeatureSpec, TableSpec
@@ -280,6 +280,14 @@ def by_row(trainer: Trainer, state: TrainState) -> tuple[dict[str, dict[str, np.
     return tables, host["dense"] | host.get("module", {})
 
 
+def packed(rows_BxHxD: jax.Array, mask_BxH: jax.Array) -> Elements:
+    """Rows in a rectangle, end to end."""
+    b, H, D = rows_BxHxD.shape
+    segments_L = jnp.where(mask_BxH, jnp.arange(b, dtype=jnp.int32)[:, None], b).ravel()
+    order_L = jnp.argsort(segments_L, stable=True)
+    return Elements(rows_BxHxD.reshape(b * H, D)[order_L], segments_L[order_L], b)
+
+
 def run_oracle(problem: Problem, dtype: Any) -> Result:
     """Trains on one device with whole tables, dense gradients and the oracle's optimizers."""
     model = problem.build(dtype)
@@ -303,7 +311,7 @@ def run_oracle(problem: Problem, dtype: Any) -> Result:
             for f in problem.features:
                 matrix, mask = matrices[f.name]
                 looked_up = matrix @ tables[f.table]
-                pooled[f.name] = Sequence(looked_up, mask) if f.pooling == "none" else looked_up
+                pooled[f.name] = packed(looked_up, mask) if f.pooling == "none" else looked_up
             if problem.truth is not None:
                 by_path = {states.path_name(path): leaf for path, leaf in jax.tree.leaves_with_path(dense)}
                 return problem.truth(by_path, kept, x, pooled, y, w, step)

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
 from recjax.data.arrow import time_parts
-from recjax.data.arrow.elements import JOINT
 from recjax.data.arrow.column_profile import IN_WORDS, ColumnProfile
+from recjax.data.arrow.struct_lists import JOINT
 from recjax.data.prepare.chunk import RawFeature
 from recjax.data.prepare.dense_columns import DenseTransform
 from recjax.errors import ConfigError, DataError

@@ -1,6 +1,6 @@
-"""Files of tables as Arrow batches, in order and with bounded memory: Parquet, ORC, CSV, JSON Lines, Arrow IPC (Feather).
+"""Files of tables as Arrow batches, with bounded memory: Parquet, ORC, CSV, JSON Lines, Arrow IPC (Feather).
 
-A column of lists of structures is as many columns of lists: see `elements.py`.
+A column of lists of structures is as many columns of lists: see `struct_lists.py`.
 
 pyarrow is imported inside the functions, for it is slow to load.
 """
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
-from recjax.data.arrow import elements
+from recjax.data.arrow import struct_lists
 from recjax.data.text.source_files import unreadable
 from recjax.errors import ConfigError, DataError
 from recjax.utils.paths import is_remote, place
@@ -192,7 +192,7 @@ def schema(file: TableFile) -> Any:
             found = _json(stream).schema
         else:
             found = pa.schema([(name, pa.binary()) for name in _csv(file, stream).schema.names])
-    found = elements.flat_schema(found)
+    found = struct_lists.flat_schema(found)
     if twice := first_repeated(name for name in found.names if name):
         raise DataError(f"{file} has two columns {twice!r}. Rename one of them.")
     return found
@@ -225,19 +225,19 @@ def batches(file: TableFile, columns: Sequence[str]) -> Iterator[Any]:
     with _reading(file), _opened(file) as stream:
         if file.form == "parquet":
             probe = pq.ParquetFile(stream)
-            columns = elements.columns_with(probe.schema_arrow, names)
+            columns = struct_lists.columns_with(probe.schema_arrow, names)
             texts = [field.name for field in probe.schema_arrow if field.name in columns and _is_text(field.type)]
             # What Parquet has in dictionaries stays there: a third of the work.
             reader = pq.ParquetFile(stream, metadata=probe.metadata, read_dictionary=texts)
             # In the caller's thread, and many rows at once: each batch has dictionaries of its own.
             for batch in reader.iter_batches(_PARQUET_ROWS, columns=columns, use_threads=False):
-                yield _bytes_where_no_text(elements.flatten(batch, names))
+                yield _bytes_where_no_text(struct_lists.flatten(batch, names))
         elif file.form == "orc":
             stripes = _orc(stream)
-            columns = elements.columns_with(stripes.schema, names)
+            columns = struct_lists.columns_with(stripes.schema, names)
             for number in range(stripes.nstripes):  # a stripe is what ORC can read alone, some 64 MiB
                 stripe = stripes.read_stripe(number, columns=columns)
-                stripe = _bytes_where_no_text(elements.flatten(stripe, names))
+                stripe = _bytes_where_no_text(struct_lists.flatten(stripe, names))
                 for start in range(0, stripe.num_rows, _BATCH_ROWS):
                     yield stripe.slice(start, _BATCH_ROWS)
         elif file.form == "arrow":
@@ -247,10 +247,10 @@ def batches(file: TableFile, columns: Sequence[str]) -> Iterator[Any]:
             for batch in read:
                 batch.validate(full=True)  # damaged offsets would otherwise lead anywhere in memory
                 for start in range(0, batch.num_rows, _BATCH_ROWS):
-                    yield elements.flatten(batch.slice(start, _BATCH_ROWS), names)
+                    yield struct_lists.flatten(batch.slice(start, _BATCH_ROWS), names)
         elif file.form == "json":
             for batch in _json(stream):
-                yield elements.flatten(batch, names)
+                yield struct_lists.flatten(batch, names)
         else:
             yield from _rows_of_csv(file, stream, names, last)
 
@@ -317,12 +317,12 @@ def _json_fault(file: TableFile, what: str) -> str:
             except ValueError as error:
                 return f"{file}:{number}: the line is no JSON ({error}): {line.strip()[:80]!r}. Mend or remove it."
             if not isinstance(row, dict):
-                return f"{file}:{number}: the line is {line.strip()[:80]}, not an object: {{\"user\": 1, ...}}. Mend it."
+                return f'{file}:{number}: the line is {line.strip()[:80]}, not an object: {{"user": 1, ...}}. Mend it.'
             first = first or set(row)
             if "unexpected field" in what and (more := [key for key in row if key not in first]):
                 return (
-                    f"{file}:{number}: the field {more[0]!r} is not in the first rows of the file, by which the columns "
-                    "are known. Give the first row all fields, null where it has no value."
+                    f"{file}:{number}: the field {more[0]!r} is not in the first rows of the file, by which the "
+                    "columns are known. Give the first row all fields, null where it has no value."
                 )
     return (
         f"{file} cannot be read as JSON Lines ({what}; rows count from a block of {_BLOCK_BYTES:,} bytes). Write each "

@@ -75,7 +75,7 @@ class Kinds:
     @classmethod
     def of(cls, bound: BoundPlan) -> Kinds:
         """Makes the kinds of a bound plan."""
-        jagged = [lookup.name for lookup in bound.lookups if lookup.spec.bag is None and lookup.spec.pooling != "none"]
+        jagged = [lookup.name for lookup in bound.lookups if lookup.spec.bag is None]
         lists = [group.name + step for group in bound.groups for step in ("", ACROSS, SUMMED, ROWS)]
         ids: list[str] = []
         for exchange in (exchange for exchange in bound.pooled if exchange.counted):

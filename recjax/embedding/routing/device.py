@@ -20,7 +20,7 @@ import numpy as np
 
 from recjax.data.batch import Batch
 from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, Group
-from recjax.embedding.routing.host import local_samples, locate_pooled, longest, pack_feature
+from recjax.embedding.routing.host import local_samples, locate_pooled, most_ids, pack_feature
 from recjax.embedding.routing.routed import FeatureRouting, GroupRouting, RoutedBatch, Routing
 from recjax.embedding.spec import MAX_ROWS
 from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, BATCH_AXES, INSIDE_HOST, MODEL_AXES, Share
@@ -94,7 +94,7 @@ def count_ids(
     share = share or Share(bound.all_devices, 0, bound.all_devices)
     b = local_samples(batch_size, share.total, parts)
     required = {
-        lookup.name: longest(lookup.spec, batch.bags[lookup.spec.reads], b // parts)
+        lookup.name: most_ids(batch.bags[lookup.spec.reads], b // parts)
         for lookup in bound.lookups
         if batch.bags[lookup.spec.reads].lengths is not None
     }

@@ -54,7 +54,7 @@ def route_on_host(
     for lookup in bound.lookups:
         bags = batch.bags[lookup.spec.reads]
         if bags.lengths is not None:
-            required[lookup.name] = longest(lookup.spec, bags, b // parts)
+            required[lookup.name] = most_ids(bags, b // parts)
     touched: dict[str, np.ndarray] = {}
     devices = Devices(batch, b, share.count)
     elsewhere: dict[tuple[str, str], np.ndarray] = {}
@@ -149,10 +149,9 @@ def local_samples(batch_size: int, devices: int, parts: int) -> int:
     return parts * -(-batch_size // (devices * parts))
 
 
-def longest(feature: FeatureSpec, bags: Bags, samples: int) -> int:
-    """The least capacity for a jagged feature: ids of the longest bag if un-pooled, else of any `samples` samples."""
-    counts: Any = bags.lengths if feature.pooling == "none" else np.bincount(bags.samples() // samples)
-    return _largest(counts)
+def most_ids(bags: Bags, samples: int) -> int:
+    """The least capacity for a jagged feature: the most ids that `samples` samples of one part have."""
+    return _largest(np.bincount(bags.samples() // samples))
 
 
 def pack(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtype: Any = np.float32) -> Routing:
@@ -280,9 +279,6 @@ def pack_feature(
         at = (slice(routed.batch.size),)
         index_L = index_L.reshape(bags.ids.shape)
         weights_L = None if weights_L is None else weights_L.reshape(bags.ids.shape)
-    elif feature.pooling == "none":
-        shape, sample_L = (P * s, capacities[feature.name]), bags.samples()
-        at = (sample_L, np.arange(len(sample_L)) - (np.cumsum(bags.lengths) - bags.lengths)[sample_L])
     else:
         shape, sample_L = (P * capacities[feature.name],), bags.samples()
         part_L = sample_L // s

@@ -62,8 +62,8 @@ class FeatureRouting:
 
     Attributes:
       inverse: int32, index into the device's O*C rows (`Group.num_row_lists` lists of C), O*C (out of range, reads as
-        zeros) where there is no id. [P*s, H] for fixed bags, and for jagged ones that are not pooled (H: capacity
-        for the longest bag); [P*L] for other jagged ones (L: capacity for the ids of a part).
+        zeros) where there is no id. [P*s, H] for fixed bags, [P*L] for jagged ones (L: capacity for the ids of a
+        part).
       weights: None, or floats of the same shape: id weights, with 1/len folded in for mean pooling.
       segments: int32 [P*L], sample within the part, s where there is no id; None where inverse is [P*s, H].
     """
@@ -91,7 +91,7 @@ class RoutedBatch:
     devices: int  # how many devices it is routed for, and laid out
     local: int  # b, samples per device with padding
     parts: int  # parts in which a device works on them, each of b / parts samples
-    required_capacities: dict[str, int]  # the least: group name -> C; jagged feature -> L (H if not pooled)
+    required_capacities: dict[str, int]  # the least: group name -> C; jagged feature -> L
     keys: dict[str, np.ndarray]  # group name -> sorted distinct keys (device, bucket, home); see `Group.destination`
     counts: dict[str, np.ndarray]  # group name -> how many keys each list of each device has, [N * lists]
     inverse: dict[str, np.ndarray]  # name of a source -> index of each id into its group's keys; or see `find_hot`

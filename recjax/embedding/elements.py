@@ -1,0 +1,132 @@
+"""Features that are not pooled, as a module sees them: the rows of all bags end to end, and sums sample by sample.
+
+Bags of any size lie packed, so that nothing is computed for padding but what rounds their number up. All that is
+added up has an order of its own, also on a GPU (see `segment_sums.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from recjax.embedding.segment_sums import by_segments, sum_sorted
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Elements:
+    """The rows of a feature with pooling="none", in the order of the samples and within each in that of its bag.
+
+    Features of one group (`recjax.data.batch.ElementGroup`) have equal `segments_L`: rows at one place are of one
+    element.
+
+    Attributes:
+      rows_LxD: [L, D], zeros where there is nothing.
+      segments_L: int32, ascending: the sample of each row; `samples` where there is nothing.
+      samples: b.
+      bag: H, if all bags hold as many; else None.
+    """
+
+    rows_LxD: jax.Array
+    segments_L: jax.Array
+    samples: int = dataclasses.field(metadata={"static": True})
+    bag: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+    @property
+    def mask_L(self) -> jax.Array:
+        """True where there is a row: bool [L]."""
+        return self.segments_L < self.samples
+
+    @property
+    def positions_L(self) -> jax.Array:
+        """The place of each row within its bag, from 0: int32 [L]."""
+        start_b, _ = self._edges()
+        first_L = start_b.at[self.segments_L].get(mode="fill", fill_value=0)
+        return jnp.arange(self.segments_L.shape[0], dtype=jnp.int32) - first_L
+
+    @property
+    def lengths_b(self) -> jax.Array:
+        """The number of rows of each sample: int32 [b]."""
+        return jnp.zeros(self.samples, jnp.int32).at[self.segments_L].add(1, mode="drop")
+
+    def sum(self, values_LxK: jax.Array) -> jax.Array:
+        """The sums of each sample's values, [b, K]; zeros where it has none."""
+        return sum_by_sample(values_LxK, self.segments_L, self.samples)
+
+    def repeat(self, values_bxK: jax.Array) -> jax.Array:
+        """For each row the values of its sample, [L, K]; zeros where there is no row."""
+        return repeat_by_sample(values_bxK, self.segments_L, self.samples)
+
+    def softmax(self, scores_L: jax.Array) -> jax.Array:
+        """The softmax of scores over the rows of each sample, [L]; 0 where there is no row."""
+        most_b = jax.ops.segment_max(jax.lax.stop_gradient(scores_L), self.segments_L, self.samples, True)
+        most_L = most_b.at[self.segments_L].get(mode="fill", fill_value=0)
+        # Where there is no row a score may be anything: its exponential must not be infinite, for 0 times that is NaN.
+        terms_L = jnp.where(self.mask_L, jnp.exp(jnp.where(self.mask_L, scores_L - most_L, 0)), 0)
+        total_L = self.repeat(self.sum(terms_L[:, None]))[:, 0]
+        return terms_L / jnp.where(self.mask_L, total_L, 1)
+
+    def padded(self, longest: int | None = None) -> tuple[jax.Array, jax.Array]:
+        """The rows in a rectangle, for modules that need one.
+
+        Args:
+          longest: H, the largest number of rows that is shown of a sample: those from place H on are left out. It may
+            be left out itself where all bags hold as many.
+
+        Returns:
+          rows [b, H, D], zeros where there are none, and where there are some: bool [b, H].
+        """
+        if longest is None and self.bag is None:
+            raise ValueError("the bags differ in size, so a rectangle needs `longest`, the rows of the longest one.")
+        if self.bag is not None and longest in (None, self.bag):
+            shape = (self.samples, self.bag)
+            return self.rows_LxD.reshape(*shape, -1), self.mask_L.reshape(shape)
+        start_b, end_b = self._edges()
+        at_bxH = start_b[:, None] + jnp.arange(longest, dtype=jnp.int32)
+        mask_bxH = at_bxH < end_b[:, None]
+        nothing = self.rows_LxD.shape[0]
+        return self.rows_LxD.at[jnp.where(mask_bxH, at_bxH, nothing)].get(mode="fill", fill_value=0), mask_bxH
+
+    def _edges(self) -> tuple[jax.Array, jax.Array]:
+        """Where the rows of each sample begin, and where they end: int32 [b] each."""
+        end_b = jnp.cumsum(self.lengths_b, dtype=jnp.int32)
+        return end_b - self.lengths_b, end_b
+
+
+def sum_by_sample(values_LxK: jax.Array, segments_L: jax.Array, samples: int) -> jax.Array:
+    """Sums of each sample's values, [samples, K]; `segments_L` ascends, and is `samples` where there is nothing."""
+    if by_segments(atomics=False):
+        return _sums(values_LxK, segments_L, samples)
+    return jax.ops.segment_sum(values_LxK, segments_L, samples, indices_are_sorted=True)
+
+
+def repeat_by_sample(values_bxK: jax.Array, segments_L: jax.Array, samples: int) -> jax.Array:
+    """The values of each entry's sample, [L, K], zeros where there is nothing; segments as for `sum_by_sample`."""
+    if by_segments(atomics=False):
+        return _repeated(values_bxK, segments_L, samples)
+    return values_bxK.at[segments_L].get(mode="fill", fill_value=0, indices_are_sorted=True)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _sums(values_LxK: jax.Array, segments_L: jax.Array, samples: int) -> jax.Array:
+    return sum_sorted(segments_L, samples, lambda at_PxK: values_LxK.at[at_PxK].get(mode="fill", fill_value=0))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _repeated(values_bxK: jax.Array, segments_L: jax.Array, samples: int) -> jax.Array:
+    del samples
+    return values_bxK.at[segments_L].get(mode="fill", fill_value=0)
+
+
+# The gradient of each is the other.
+_sums.defvjp(
+    lambda values, segments, samples: (_sums(values, segments, samples), segments),
+    lambda samples, segments, grads: (_repeated(grads, segments, samples), None),
+)
+_repeated.defvjp(
+    lambda values, segments, samples: (_repeated(values, segments, samples), segments),
+    lambda samples, segments, grads: (_sums(grads, segments, samples), None),
+)
