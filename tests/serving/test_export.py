@@ -88,9 +88,10 @@ def test_models_and_encodings(tmp_path, quantize, overrides):
 
 
 @pytest.mark.full
-def test_rows_of_fixed_bags_one_by_one(tmp_path):
-    """A model of one's own, whose features share a table."""
-    sequences = ("data.ids_per_bag=1,3,1", "data.weighted=false,true,false", "mesh.devices=1")
+@pytest.mark.parametrize("bag", [3, 0])
+def test_rows_of_bags_one_by_one(tmp_path, bag):
+    """A model of one's own, whose features share a table; bags of one size, and of any."""
+    sequences = (f"data.ids_per_bag=1,{bag},1", "data.weighted=false,true,false", "mesh.devices=1")
     trainer = build_trainer(recjax.load(HISTORY, [*ROWS, *sequences]))
     state = trainer.init_state()
     write(trainer, state, 0, tmp_path / "made")
@@ -253,8 +254,10 @@ def test_models_that_cannot_leave(tmp_path):
     with pytest.raises(ConfigError, match="computes in float64"):
         write(double, state, 0, tmp_path / "made")
     trainer = build_trainer(recjax.load(HISTORY, [*ROWS, "mesh.devices=1"]))
-    with pytest.raises(ConfigError, match=r"feature 'sparse_1' is jagged and not pooled"):
-        write(trainer, trainer.init_state(), 0, tmp_path / "made")
+    with pytest.raises(ConfigError, match=r"feature 'sparse_1' is jagged and not pooled, .* written as ONNX"):
+        write(trainer, trainer.init_state(), 0, tmp_path / "made", format="onnx")
+    with pytest.raises(ConfigError, match=r"--user: feature 'sparse_1' is jagged and not pooled"):
+        write(trainer, trainer.init_state(), 0, tmp_path / "made", user=["sparse_1"])
     file = own_model.write(tmp_path / "own")
     own_model.edit(file, "joined = jnp", "assert len(dense_BxK); joined = jnp")
     trainer = build_trainer(recjax.load(file))
