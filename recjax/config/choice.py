@@ -18,6 +18,8 @@ HIGHER_IS_BETTER = {
     "mse": False,
     "mae": False,
 }
+RANKED = ("recall", "ndcg", "hit", "mrr", "map", "coverage")  # of the best K items, as NAME@K
+HIGHER_IS_BETTER |= {f"{name}@20": True for name in RANKED}
 _TERM = re.compile(r"(?:([0-9.eE+-]+)\*)?(.+)")
 _EXAMPLE = "choose_by=auc, or of several labels choose_by=0.7*click.auc+0.3*buy.auc"
 

@@ -24,6 +24,7 @@ from recjax.models.dlrm import DLRMConfig
 from recjax.models.mmoe import MMoEConfig
 from recjax.models.ple import PLEConfig
 from recjax.models.shared_bottom import SharedBottomConfig
+from recjax.models.two_tower import MFConfig, TwoTowerConfig
 from recjax.models.wide_deep import WideDeepConfig
 from recjax.parallel.mesh import MeshConfig
 from recjax.settings.values import Named, check_ranges
@@ -90,7 +91,17 @@ class PlannerConfig:
             raise ConfigError(f"compile is {self.compile}; give how many plans to compile, for example 4, or 0.")
 
 
-Model = DLRMConfig | DCNv2Config | DeepFMConfig | WideDeepConfig | SharedBottomConfig | MMoEConfig | PLEConfig
+Model = (
+    DLRMConfig
+    | DCNv2Config
+    | DeepFMConfig
+    | WideDeepConfig
+    | SharedBottomConfig
+    | MMoEConfig
+    | PLEConfig
+    | MFConfig
+    | TwoTowerConfig
+)
 ComputeDtype = Literal["float32", "tensorfloat32", "bfloat16", "float64"]
 
 

@@ -171,7 +171,7 @@ class Evaluate:
         with log.progress.paused():
             result = evaluation.measure(self._trainer, state, "validation", self._stop)
         log.file.write(evaluation.as_line(progress.step, "validation", result))
-        choice, best = choice_of(train.choose_by, self._trainer.tasks), progress.best_value
+        choice, best = choice_of(train.choose_by, self._trainer.tasks, self._trainer.ranks), progress.best_value
         value = choice.value(result)
         value = float(distributed.from_main("the measure that chooses", repr(value)))  # to the last bit
         if math.isnan(value):

@@ -76,7 +76,12 @@ def abstract_inputs(trainer: Trainer, capacities: dict[str, int]) -> StepInputs:
     dense_BxK = jax.ShapeDtypeStruct((parts * samples, len(trainer.source.schema.dense)), trainer.dtype)
     T = len(trainer.source.schema.labels)
     each_B = jax.ShapeDtypeStruct((parts * samples, T) if T else (parts * samples,), trainer.dtype)
-    return _placed(trainer, StepInputs(dense_BxK, each_B, each_B, Routing(groups, features, pooled)), P(BATCH_AXES))
+    items = {}
+    if trainer.item_keys is not None:
+        B = (parts * samples,)
+        items = {"ids_B": jax.ShapeDtypeStruct(B, np.int32), "log_q_B": jax.ShapeDtypeStruct(B, trainer.dtype)}
+    inputs = StepInputs(dense_BxK, each_B, each_B, Routing(groups, features, pooled), items)
+    return _placed(trainer, inputs, P(BATCH_AXES))
 
 
 def abstract_batches(trainer: Trainer, capacities: dict[str, int], steps: int = 1) -> PackedBatches:

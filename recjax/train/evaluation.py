@@ -34,6 +34,7 @@ from recjax.train.metrics.binned import BINS, SLICE_BINS, Binned, Exact
 from recjax.train.metrics.by_task import ByTask
 from recjax.train.metrics.samples import Gather
 from recjax.train.metrics.slices import Groups, Measures, Slices, find_feature
+from recjax.train.ranked import measure_ranking
 from recjax.train.state import TrainState
 from recjax.train.tasks import Task, Tasks, choice_of
 from recjax.train.trainer import Trainer
@@ -78,9 +79,13 @@ class _Part(Protocol):
 def measure(trainer: Trainer, state: TrainState, split: str, stop: Callable[[], int] = never) -> dict[str, float]:
     """The measures of a split: `metrics.evaluate`, with `auc_low` and `auc_high` if it is large (`binned.Binned`).
 
+    Of a model of two sides those of `measure_ranking`.
+
     Raises:
       StopRequested: `stop` of any process has said so.
     """
+    if trainer.ranks:
+        return measure_ranking(trainer, state, split, stop=stop)
     return _measured(trainer, state, split, _is_exact(trainer, split, EXACT_ROWS), (), stop).result()
 
 
@@ -91,6 +96,8 @@ def as_line(step: int, split: str, result: Mapping[str, Any]) -> dict[str, Any]:
 
 def in_short(result: Mapping[str, float], tasks: Tasks) -> str:
     """Puts what `measure` gives in half a line: of tasks the loss, and of each the first measure after its loss."""
+    if "recall@20" in result:
+        return f"recall@20 {result['recall@20']:.4f}, ndcg@20 {result['ndcg@20']:.4f}"
     if not tasks:
         return f"AUC {result['auc']:.4f}, log loss {result['logloss']:.4f}"
     firsts = {"binary": "auc", "number": "mae", "class": "accuracy"}

@@ -37,6 +37,7 @@ from recjax.train.agreement import never, synchronize_batches
 from recjax.train.named_rows import gather_named, list_named
 from recjax.train.routers import InFlight, PackedBatches, Router, StepInputs
 from recjax.train.state import EMPTY, HostState
+from recjax.train.two_sided import ItemKeys, item_keys
 
 
 class InputStream:
@@ -430,7 +431,12 @@ class InputStreams:
     def _router_of(self, bound: BoundPlan) -> routers.Router:
         planned = self.chosen.routing if self.chosen else "auto"
         staged = bool(self.bound.cached) or self.gives_rows
-        return routers.choose(self.config, bound, self.mesh, self.dtype, planned, staged)
+        return routers.choose(self.config, bound, self.mesh, self.dtype, planned, staged, self.item_keys)
+
+    @functools.cached_property
+    def item_keys(self) -> ItemKeys | None:
+        """What a loss over the batch must know of items; None: there is no such loss."""
+        return item_keys(self.config, self.source)
 
     @functools.cached_property
     def samples_per_epoch(self) -> int:

@@ -197,6 +197,30 @@ def outputs(model: nnx.Module, dense_BxK: jax.Array, pooled: dict[str, Any], tas
     return jnp.asarray(found)
 
 
+def both_vectors(model: nnx.Module, dense_BxK: jax.Array, pooled: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
+    """Vectors of users and items of a module of two sides, [b, E] each. Called while tracing.
+
+    Raises:
+      ConfigError: it gives something else, or the user's code fails.
+    """
+    cls, call, samples = type(model), getattr(model, "vectors", None), dense_BxK.shape[0]
+    if call is None:
+        raise ConfigError(f"{_named(cls, '__call__')} has no method vectors(dense, pooled), by which items are found.")
+    before = _forms(kept_state(model))
+    with _explained(cls):
+        both = call(dense_BxK, pooled)
+    _check_kept(cls, before, kept_state(model))
+    if not isinstance(both, tuple | list) or len(both) != 2:
+        both = (both, None)
+    shape = getattr(both[0], "shape", ())
+    if not (len(shape) == 2 and shape[0] == samples and all(_is_floats(x, shape) for x in both)):
+        raise ConfigError(
+            f"{_named(cls, 'vectors')} gives {' and '.join(map(_described, both))} for {samples} samples. Return two "
+            f"arrays of floats of one shape, [{samples}, E]: the vectors of the users and those of the items."
+        )
+    return both[0], both[1]
+
+
 def _joined(cls: type, found: Any, samples: int, tasks: Tasks) -> jax.Array:
     """Outputs for all tasks, side by side, [b, O]: from a dict by their names, or an array that is that already."""
     wanted = {task.name: (samples, task.outputs) if task.label.kind == "class" else (samples,) for task in tasks}

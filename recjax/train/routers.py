@@ -28,6 +28,7 @@ from recjax.embedding.routing.routed import RoutedBatch, Routing
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import BATCH_AXES, Share, put_share
 from recjax.parallel.packed import PackedForm, pack_words, unpack_words
+from recjax.train.two_sided import ItemKeys
 
 
 @jax.tree_util.register_dataclass
@@ -40,12 +41,14 @@ class StepInputs:
       labels_B: float [N * b]; or [N * b, T], where the data name T labels.
       weights_B: likewise, 0 in padding rows.
       routing: the routed ids.
+      items: for a loss over the batch what it must know of each sample's item: see `ItemKeys.of`; mostly empty.
     """
 
     dense_BxK: Any
     labels_B: Any
     weights_B: Any
     routing: Routing
+    items: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @jax.tree_util.register_dataclass
@@ -104,24 +107,27 @@ class PackedBatches:
 WORDS = P(None, BATCH_AXES)
 
 
-def pad(routed: RoutedBatch, routing: Routing, dtype: Any) -> StepInputs:
+def pad(routed: RoutedBatch, routing: Routing, dtype: Any, keys: ItemKeys | None = None) -> StepInputs:
     """Returns a batch with `routed.local` rows a device, of weight 0 where there is no sample, and its routing: NumPy.
 
     Args:
       routed: the samples for the devices of this process.
       routing: of these samples.
       dtype: of dense features, labels and weights on the devices.
+      keys: None, or what a loss over the batch must know of items.
     """
     batch, total = routed.batch, routed.local * routed.devices
 
-    def padded(x: np.ndarray) -> np.ndarray:
+    def padded(x: np.ndarray, dtype: Any = dtype) -> np.ndarray:
         if len(x) == total:
             return x.astype(dtype, copy=False)
         out = np.zeros((total, *x.shape[1:]), dtype)
         out[: len(x)] = x
         return out
 
-    return StepInputs(padded(batch.dense), padded(batch.labels), padded(batch.weights), routing)
+    items = {} if keys is None else keys.of(batch)
+    items = {name: padded(x, x.dtype if x.dtype.kind == "i" else dtype) for name, x in items.items()}
+    return StepInputs(padded(batch.dense), padded(batch.labels), padded(batch.weights), routing, items)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +158,7 @@ class _Router:
     bound: BoundPlan
     mesh: Mesh
     dtype: Any
+    keys: ItemKeys | None = None
 
     @functools.cached_property
     def share(self) -> Share:
@@ -215,7 +222,7 @@ class HostRouter(_Router):
 
     def lay_out(self, routed: RoutedBatch, capacities: Mapping[str, int]) -> StepInputs:
         """Writes a batch's arrays."""
-        return pad(routed, host.pack(routed, self.bound, dict(capacities), self.dtype), self.dtype)
+        return pad(routed, host.pack(routed, self.bound, dict(capacities), self.dtype), self.dtype, self.keys)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,7 +241,7 @@ class DeviceRouter(_Router):
         capacity.require(sizes, routed.required_capacities)
         features = device.pack_ids(routed, self.bound, sizes, self.dtype)
         lists = host.pack_pooled(routed, self.bound, sizes, self.dtype)
-        return pad(routed, Routing({}, features, lists), self.dtype)
+        return pad(routed, Routing({}, features, lists), self.dtype, self.keys)
 
     def packed(self, routed: RoutedBatch) -> tuple[PackedForm, np.ndarray] | None:
         """Returns its form and words if all bags are of fixed sizes, and no vectors are pooled by owners."""
@@ -261,7 +268,15 @@ class DeviceRouter(_Router):
 Router = HostRouter | DeviceRouter
 
 
-def choose(config: RunConfig, bound: BoundPlan, mesh: Mesh, dtype: Any, planned: str, staged: bool) -> Router:
+def choose(
+    config: RunConfig,
+    bound: BoundPlan,
+    mesh: Mesh,
+    dtype: Any,
+    planned: str,
+    staged: bool,
+    keys: ItemKeys | None = None,
+) -> Router:
     """Returns the router that `train.routing` asks for.
 
     Args:
@@ -271,6 +286,7 @@ def choose(config: RunConfig, bound: BoundPlan, mesh: Mesh, dtype: Any, planned:
       dtype: of dense features, labels and weights on the devices.
       planned: what a planner has chosen, for "auto".
       staged: whether the host alone knows where a batch's rows are: some are not on the devices, or keys get rows.
+      keys: what a loss over the batch must know of items; None: there is no such loss.
 
     Raises:
       ConfigError: the devices are to route, but the host alone knows where rows are, or they change places.
@@ -294,7 +310,7 @@ def choose(config: RunConfig, bound: BoundPlan, mesh: Mesh, dtype: Any, planned:
             "train.routing=host or auto, or embedding.hot.refresh=0."
         )
     make = DeviceRouter if choice == "device" else HostRouter
-    return make(bound, mesh, dtype)
+    return make(bound, mesh, dtype, keys)
 
 
 def place_all(
@@ -319,5 +335,7 @@ def place_all(
     sizes: dict[str, int] = functools.reduce(
         capacity.grow, (batch.required_capacities for batch in routed), dict(capacities)
     )
-    packed = [pad(batch, host.pack(batch, router.bound, sizes, router.dtype), router.dtype) for batch in routed]
+    packed = [
+        pad(batch, host.pack(batch, router.bound, sizes, router.dtype), router.dtype, router.keys) for batch in routed
+    ]
     return [put_share(inputs, router.mesh) for inputs in packed], sizes

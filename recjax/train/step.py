@@ -18,6 +18,7 @@ from recjax.embedding.residuals import LookedUp, UpdateContext, Vectors
 from recjax.embedding.routing.routed import Routing
 from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.models import stateful
+from recjax.models.batch_losses import BatchLoss, Pairs
 from recjax.models.stateful import Samples, Step
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.train import late as late_sums
@@ -30,7 +31,7 @@ from recjax.train.gradients import (
     mean_over_batch,
     sum_over_batch,
 )
-from recjax.train.module import ModuleDef, kept_state, outputs
+from recjax.train.module import ModuleDef, both_vectors, kept_state, outputs
 from recjax.train.routers import PackedBatches, StepInputs
 from recjax.train.state import TrainState
 from recjax.train.tasks import Tasks, divided_weights, loss_sums, total
@@ -46,12 +47,14 @@ class Forward:
       tasks: see `recjax.train.tasks`; () for one binary label and one logit.
       per_sample: whether the module asks which samples it sees (see `recjax.models.stateful`), as what drops values at
         random or has statistics of the batch does.
+      batch_loss: of a module of two sides, which takes the place of the log loss; None: there is none.
     """
 
     module: ModuleDef
     embeddings: ShardedEmbeddings
     tasks: Tasks = ()
     per_sample: bool = False
+    batch_loss: BatchLoss | None = None
 
     def outputs(self, params: Any, kept: Any, looked_up: LookedUp, tables: Tables | None, inputs: StepInputs) -> Any:
         """Outputs of the model for one device's samples: logits [b], or [b, O] for tasks.
@@ -65,14 +68,26 @@ class Forward:
         """
         return self._run(params, kept, looked_up, tables, inputs)[0]
 
+    def vectors(self, params: Any, kept: Any, looked_up: LookedUp, tables: Tables | None, inputs: StepInputs) -> Any:
+        """Vectors of one device's users and items, [b, E] each, of a model of two sides; arguments as for `outputs`."""
+        return self._run(params, kept, looked_up, tables, inputs, vectors=True)[0]
+
     def _run(
-        self, params: Any, kept: Any, looked_up: LookedUp, tables: Tables | None, inputs: StepInputs
+        self,
+        params: Any,
+        kept: Any,
+        looked_up: LookedUp,
+        tables: Tables | None,
+        inputs: StepInputs,
+        vectors: bool = False,
     ) -> tuple[Any, Any]:
-        """`outputs`, and the module's other state after it."""
+        """`outputs`, or the vectors of both sides, and the module's other state after it."""
         with jax.named_scope("pool"):
             pooled = self.embeddings.pool(looked_up, tables, inputs.routing, inputs.labels_B.shape[0])
         with jax.named_scope("dense_forward"):
             model = self.module.merge(params, kept)
+            if vectors:
+                return both_vectors(model, inputs.dense_BxK, pooled), kept_state(model)
             found = outputs(model, inputs.dense_BxK, pooled, self.tasks)
             return found, kept_state(model)
 
@@ -94,7 +109,12 @@ class Forward:
           module's other state after it.
         """
         with stateful.seeing(samples):
-            found, kept = self._run(params, kept, looked_up, tables, inputs)
+            found, kept = self._run(params, kept, looked_up, tables, inputs, self.batch_loss is not None)
+        if self.batch_loss is not None:
+            with jax.named_scope("loss"):
+                user_bxE, item_bxE = (x.astype(inputs.labels_B.dtype) for x in found)
+                pairs = Pairs(user_bxE, item_bxE, inputs.weights_B, inputs.items["ids_B"], inputs.items["log_q_B"])
+                return self.batch_loss.sum_losses(pairs), ((), kept)
         found = found.astype(inputs.labels_B.dtype)
         with jax.named_scope("loss"):
             if not self.tasks:
@@ -245,6 +265,7 @@ class StepOptions:
       per_sample: whether the module asks which samples it sees: see `Forward`.
       late: whether the dense part takes the gradients of the step before: see `recjax.train.late`.
       frozen: whether the dense part, with the module's other state, stays as it is to the last bit.
+      batch_loss: see `Forward`. Its samples are those with label 1 alone.
     """
 
     clip_norm: float = 0.0
@@ -254,6 +275,7 @@ class StepOptions:
     per_sample: bool = False
     late: bool = False
     frozen: bool = False
+    batch_loss: BatchLoss | None = None
 
 
 PLAIN = StepOptions()
@@ -298,7 +320,7 @@ def make_train_step(
       [groups that have them], of table groups' slots (`slotted`) that the step would have made infinite or NaN.
     """
     embeddings = ShardedEmbeddings(bound)
-    forward = Forward(model, embeddings, tasks, options.per_sample)
+    forward = Forward(model, embeddings, tasks, options.per_sample, options.batch_loss)
     replica_groups = bound.replicas if bound.independent else 1  # which step by their own parts: replica_groups.py
 
     def train_step(state: TrainState, inputs: StepInputs) -> tuple[TrainState, Metrics]:
@@ -306,6 +328,8 @@ def make_train_step(
         if tasks:
             weights, totals_T = divided_weights(inputs.weights_B.reshape(len(inputs.weights_B), -1))
             inputs = dataclasses.replace(inputs, weights_B=weights)
+        if options.batch_loss is not None:
+            inputs = dataclasses.replace(inputs, weights_B=inputs.weights_B * inputs.labels_B)
         parts, number = options.accumulate, Step(options.seed, state.step)
         order = gradient_order(
             forward, dense, state.dense, looked_up, state.tables, inputs, parts, state.module, number
@@ -390,10 +414,12 @@ def make_predict(
     tasks: Tasks = (),
     late: bool = False,
     compiler_options: dict[str, Any] | None = None,
+    vectors: bool = False,
 ) -> jax.stages.Wrapped:
     """Returns the jitted forward pass: predict(state, inputs) -> logits [N * b], split over the mesh.
 
-    For tasks it gives the outputs of all: [N * b, O]. Of `PackedBatches`, of one batch, it gives beside them the sizes
+    For tasks it gives the outputs of all: [N * b, O]; with `vectors`, of a model of two sides, the vectors of users and
+    of items, [N * b, E] each. Of `PackedBatches`, of one batch, it gives beside them the sizes
     that the batch needs, by name: where these are more than `inputs.sizes`, the logits are wrong.
 
     It takes the state of a training step whose `StepOptions.late` is `late`.
@@ -403,11 +429,12 @@ def make_predict(
     embeddings = ShardedEmbeddings(bound)
     forward = Forward(model, embeddings, tasks)
 
-    def predict(state: TrainState, inputs: StepInputs) -> jax.Array:
+    def predict(state: TrainState, inputs: StepInputs) -> Any:
         looked_up, _ = embeddings.fetch(state.tables, inputs.routing, len(inputs.labels_B), mean=True)
         params = dense.gather(state.dense, range(len(jax.tree.leaves(state.dense))))
         tables = None if bound.independent else state.tables
-        return forward.outputs(params, state.module, looked_up, tables, inputs)
+        give = forward.vectors if vectors else forward.outputs
+        return give(params, state.module, looked_up, tables, inputs)
 
     specs = (state_specs(bound, dense, late), P(BATCH_AXES))
 
@@ -415,7 +442,7 @@ def make_predict(
         if isinstance(inputs, StepInputs):
             return jax.shard_map(predict, mesh=mesh, in_specs=specs, out_specs=P(BATCH_AXES))(state, inputs)
 
-        def predict_batch(state: TrainState, words_NxE: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        def predict_batch(state: TrainState, words_NxE: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
             batch, needs, _ = inputs.inputs(words_NxE[0], bound)
             return predict(state, batch), needs
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from recjax.config.choice import Choice, parse
+from recjax.config.choice import RANKED, Choice, parse
 from recjax.config.run import RunConfig
 from recjax.config.tasks import DEFAULTS, LOSSES, Loss, TaskConfig
 from recjax.data.batch import ONLY, Label, Schema
@@ -97,12 +97,19 @@ def _task(label: Label, own: TaskConfig, column: int, first: int) -> Task:
     return Task(label, loss, 1.0 if own.weight is None else own.weight, column, first)
 
 
-def choice_of(text: str, tasks: Tasks) -> Choice:
+def choice_of(text: str, tasks: Tasks, ranks: bool = False) -> Choice:
     """Returns what chooses a step (`train.choose_by`), once it is known what is measured.
+
+    Args:
+      text: the setting.
+      tasks: of the run.
+      ranks: whether the model finds items for users, whose ranking is measured; then auc stands for ndcg@20.
 
     Raises:
       ConfigError: that is not measured.
     """
+    if text == "auc" and ranks:
+        text = "ndcg@20"
     if text == "auc" and tasks and all(task.label.kind != "binary" for task in tasks):
         text = "loss"
     found = parse(text)
@@ -112,6 +119,8 @@ def choice_of(text: str, tasks: Tasks) -> Choice:
         of_kind = {"binary": of_binary, "number": ("mse", "mae"), "class": ("accuracy",)}
         names = {f"{task.name}.{name}" for task in tasks for name in ("loss", *of_kind[task.label.kind])}
         names |= {"loss"} | ({"auc"} if any(task.label.kind == "binary" for task in tasks) else set())
+    if ranks:
+        names = {f"{name}@20" for name in RANKED}
     found.check(names)
     return found
 

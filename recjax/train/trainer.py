@@ -47,6 +47,7 @@ from recjax.train.agreement import StopRequested
 from recjax.train.checkpoint.chain import Chain
 from recjax.train.dense import Dense, make_dense
 from recjax.train.inputs import InputStream, InputStreams
+from recjax.train.known_pairs import Known, known_of
 from recjax.train.module import ModuleDef, asks_for_samples, built
 from recjax.train.products import set_products
 from recjax.train.routers import InFlight, PackedBatches, StepInputs
@@ -54,6 +55,7 @@ from recjax.train.state import EMPTY, HostState, TrainState
 from recjax.train.step import Metrics, StepOptions, make_predict, make_train_step
 from recjax.train.table_specs import dims, refuse_reduced
 from recjax.train.tasks import Tasks, choice_of, outputs_for, tasks_of
+from recjax.train.two_sided import is_two_sided, refuse_what_does_not_go, sides_of
 from recjax.utils.lazy_arrays import load
 
 
@@ -233,6 +235,14 @@ class Trainer(InputStreams):
     @functools.cached_property
     def predict_program(self) -> jax.stages.Wrapped:
         """The jitted forward pass: see `make_predict`."""
+        return self._make_predict(vectors=False)
+
+    @functools.cached_property
+    def vectors_program(self) -> jax.stages.Wrapped:
+        """The same for the vectors of a model of two sides."""
+        return self._make_predict(vectors=True)
+
+    def _make_predict(self, vectors: bool) -> jax.stages.Wrapped:
         bound = self.reading.bound if self.bound.cached else self.bound
         return make_predict(
             ModuleDef.of(self.model),
@@ -242,7 +252,18 @@ class Trainer(InputStreams):
             tasks=self.tasks,
             late=self.options.late,
             compiler_options=compiler_options(self.products),
+            vectors=vectors,
         )
+
+    @property
+    def ranks(self) -> bool:
+        """True if the model is of two sides: it finds items for users, and its ranking of them is measured."""
+        return is_two_sided(self.config)
+
+    @functools.cached_property
+    def known(self) -> Known:
+        """The users and items that such a model knows; ConfigError of another model."""
+        return known_of(self.config, self.source)
 
     def train_step(self, state: TrainState, inputs: StepInputs | PackedBatches) -> tuple[TrainState, Metrics]:
         """Dispatches the training step of each batch, which take the place of `state`; nothing is awaited.
@@ -384,7 +405,11 @@ def assemble_trainer(
         jax.config.update("jax_enable_x64", True)
     dtype = jnp.float64 if config.compute_dtype == "float64" else jnp.float32
     tasks = tasks_of(config, source.schema)
-    choice_of(config.train.choose_by, tasks)
+    choice_of(config.train.choose_by, tasks, ranks=is_two_sided(config))
+    sides: dict[str, Any] = {}
+    if is_two_sided(config):
+        refuse_what_does_not_go(config, source.schema)
+        sides["sides"] = sides_of(config, source.schema)
     build = functools.partial(
         config.model.build,
         len(source.schema.dense),
@@ -392,6 +417,7 @@ def assemble_trainer(
         dtype=jnp.dtype(config.dense_dtype),
         seed=config.seed,
         **outputs_for(config.model, tasks),
+        **sides,
     )
     tensorfloat32 = config.compute_dtype == "tensorfloat32"
     with products_in(Precision.HIGH if tensorfloat32 else Precision.HIGHEST):
@@ -440,6 +466,7 @@ def assemble_trainer(
         per_sample=per_sample,
         late=train.dense_delay > 0,
         frozen=train.freezes_dense,
+        batch_loss=getattr(config.model, "loss", None) if sides else None,
     )
     return Trainer(
         config=config,

@@ -15,6 +15,10 @@ from recjax.errors import DataError
 from recjax.settings import items
 from recjax.utils.text import did_you_mean
 
+_PAIRS = (
+    " Or if each row is a user and an item that belong together, as clicks are, learn from these alone: recjax train "
+    "two_tower data.from=FILE data.user=COLUMN data.item=COLUMN."
+)
 _LISTED = 6  # values of a label that a message lists
 
 
@@ -26,19 +30,25 @@ class Label:
       column: its name.
       threshold: 1 where the column is at least this; None: see `positive`.
       positive: 1 where the column is this, as text writes it; "": the column holds 0 and 1.
+      everywhere: 1 in every row, whatever the column is: rows are pairs of a user and an item that belong together.
     """
 
     column: str
     threshold: float | None = None
     positive: str = ""
+    everywhere: bool = False
 
     def __str__(self) -> str:
+        if self.everywhere:
+            return "1 in every row"
         if self.threshold is not None:
             return f"{self.column} >= {self.threshold:g}"
         return f"{self.column} is {self.positive}" if self.positive else self.column
 
     def of(self, array: Any) -> tuple[np.ndarray, np.ndarray | None]:
         """Labels of a plain array, float32 [n]; and where there is none, bool [n], None if there always is one."""
+        if self.everywhere:
+            return np.ones(len(array), np.float32), None
         if self.positive:
             values, at = convert.distinct(array)
             words = [self.word(value) for value in values]
@@ -83,6 +93,8 @@ class LabelProfile:
 
     def add(self, array: Any, where: Any) -> None:
         """Takes in further rows; where(row) says in words where a row of these is."""
+        if self._label.everywhere:
+            return
         array = convert.plain(array)
         if convert.is_list(array):
             raise DataError(f"the label {self._label.column!r} holds lists. Name a column with one value for each row.")
@@ -102,6 +114,8 @@ class LabelProfile:
         Raises:
           DataError: saying where it is none, and which values it has.
         """
+        if self._label.everywhere:
+            return
         name = self._label.column
         listed = sorted(self._values, key=_by_number)
         values = ", ".join(listed[:_LISTED]) + (", ..." if len(listed) > _LISTED else "")
@@ -137,4 +151,5 @@ class LabelProfile:
             raise DataError(
                 f"the label, {self._label}, is {only} in all {self._rows:,} rows (the values of {name!r} are "
                 f"{values}): there is nothing to tell apart.{near} Name another label, threshold or positive value."
+                + (_PAIRS if only == "1" else "")
             )

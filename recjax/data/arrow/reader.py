@@ -198,7 +198,7 @@ class TableReader:
             if name and name not in self.names:
                 hint = items.comma_hint(name, self.names) or did_you_mean(name, self.names, quoted=True)
                 raise ConfigError(f"{key}: {first} has no column {name!r}.{hint} Its columns are {self._listed()}.")
-        for name in self._needed_always:
+        for name in () if choices.label.everywhere else self._needed_always:
             if name in asked and asked[name].role != "skip":
                 which = "the label" if choices.labels is None else "a label, or its weight"
                 raise ConfigError(f"columns: {name!r} is {which}, so it cannot be a feature. Leave it out.")
@@ -412,6 +412,8 @@ def _labels(source: PreparedSource) -> labels.Labels:
     described = source.about["table"].get("labels")
     if described is None:
         options = source.about["options"]
+        if not options["label"]:
+            return labels.Labels((labels.Column(Label(options["item"], everywhere=True)),))
         return labels.Labels((labels.Column(Label(options["label"], options["threshold"], options["positive"])),))
     each = [
         dict(one) | {"meaning": Label(**one["meaning"]), "classes": tuple(one.get("classes", ()))} for one in described

@@ -46,7 +46,7 @@ class Table:
 
     kind: ClassVar[str] = "table"
     # Not in the options of data from before they came
-    later: ClassVar[tuple[str, ...]] = ("where", "encoding", "base_values")
+    later: ClassVar[tuple[str, ...]] = ("where", "encoding", "base_values", "user", "item")
 
     path: str = ""  # folder of prepared data; empty: those of `from`, prepared once into the cache folder
     from_: str = ""  # a file, a folder of files or a pattern of names: Parquet, ORC, CSV or Arrow
@@ -78,6 +78,10 @@ class Table:
     base: str = ""
     base_values: Literal["drop", "keep"] = "drop"  # keep: values of base keep their rows, new ones come after them
     cache: str = ""  # folder for copies of what a path on object storage holds; empty: the usual one
+    # Column of the user, for models that find items for users. Without a label each row is a user and an item that
+    # belong together
+    user: str = ""
+    item: str = ""  # column of the item, likewise
 
     def __post_init__(self) -> None:
         check_ranges(self, split_seed=(0, 2**32 - 1))
@@ -96,8 +100,19 @@ class Table:
                 f"threshold and positive are of a single binary label, and label is {self.label}. Give them to a label "
                 "of its own: rating:threshold=4,clicked."
             )
+        if bool(self.user) != bool(self.item) or (self.user and self.user == self.item):
+            raise ConfigError(
+                f"user is {self.user!r} and item is {self.item!r}: name the columns of both, user=COLUMN item=COLUMN."
+            )
         if len(self.delimiter) > 1:
             raise ConfigError(f"delimiter is {self.delimiter!r}; it must be one character.")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """`columns`, with those of the user and the item as ids unless they have another role there."""
+        _, requests = roles.parse(self.columns)
+        names = [name for name in (self.user, self.item) if name and name not in requests]
+        return (*self.columns, *(roles.column_text(name, "id") for name in names))
 
     @property
     def apart(self) -> tuple[str, ...]:
@@ -186,9 +201,11 @@ def open_files(config: Table, files: dict[str, list[TableFile]], wording: Wordin
     earlier = config.earlier()
     several = labels.parse(config.label)
     single = Label(items.unquote(config.label), config.threshold, config.positive)
+    if config.item and not config.label:
+        single = Label(config.item, everywhere=True)
     choices = Choices(
         single if several is None else several.each[0].meaning,
-        config.columns if earlier is None else _columns_as_then(config, earlier, scan.schema(files["train"][0]).names),
+        config.roles if earlier is None else _columns_as_then(config, earlier, scan.schema(files["train"][0]).names),
         splits.parse(config.split, [split for split in files if split != "train"], config._named),
         config.split_seed,
         config.time,
@@ -207,16 +224,16 @@ def open_files(config: Table, files: dict[str, list[TableFile]], wording: Wordin
 
 
 def _columns_as_then(config: Table, earlier: EarlierData, names: Sequence[str]) -> tuple[str, ...]:
-    """`columns=`, in which columns that nothing is asked of have the roles that they had in earlier data.
+    """`Table.roles`, in which columns that nothing is asked of have the roles that they had in earlier data.
 
     Args:
       config: the options.
       earlier: those data.
       names: of the columns that there are.
     """
-    auto, requests = roles.parse(config.columns)
+    auto, requests = roles.parse(config.roles)
     if not auto:
-        return config.columns
+        return config.roles
     requests = roles.by_names(requests, names)
     several = labels.parse(config.label)
     of_labels = (items.unquote(config.label),) if several is None else several.columns
@@ -229,7 +246,7 @@ def _columns_as_then(config: Table, earlier: EarlierData, names: Sequence[str]) 
         for name, text in (then | skipped).items()
         if name not in taken and (name in names or (name in crosses and set(crosses[name]) <= set(names)))
     }
-    return (*config.columns, *more.values())
+    return (*config.roles, *more.values())
 
 
 def prepare_table(

@@ -82,7 +82,7 @@ def summarise(
 def _chosen_by(trainer: Trainer) -> str:
     """Measure that chose the step, as the settings have it, or what stands for that."""
     text = trainer.config.train.choose_by
-    terms = choice_of(text, trainer.tasks).terms
+    terms = choice_of(text, trainer.tasks, trainer.ranks).terms
     return text if len(terms) > 1 else next(iter(terms))
 
 

@@ -1,0 +1,17 @@
+"""Two towers on pairs of a user and an item: a table of your own.
+
+recjax train two_tower data.from=clicks.csv data.user=user data.item=item
+"""
+
+from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.train import DenseAdam, TrainConfig
+from recjax.data.datasets.own_table import Table
+from recjax.embedding.optim import Adam
+from recjax.models.two_tower import TwoTowerConfig
+
+config = RunConfig(
+    data=Table(),
+    model=TwoTowerConfig(),
+    embedding=EmbeddingConfig(dim=64, optimizer=Adam(learning_rate=0.001)),
+    train=TrainConfig(batch_size=2048, epochs=20, optimizer=DenseAdam(0.001), patience=3),
+)
