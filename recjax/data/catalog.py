@@ -20,8 +20,9 @@ from recjax.data.datasets.criteo import Criteo1TB, CriteoKaggle
 from recjax.data.datasets.movielens import MovieLens
 from recjax.data.datasets.movietweetings import MovieTweetings
 from recjax.data.datasets.options import prepare_as
-from recjax.data.datasets.own_table import Table, prepare_table
+from recjax.data.datasets.own_table import Table, prepare_files
 from recjax.data.datasets.prepared import Prepared
+from recjax.data.datasets.sequences import Sequences
 from recjax.data.datasets.taobao import Taobao
 from recjax.data.datasets.tfds import Tfds
 from recjax.data.datasets.yelp import Yelp
@@ -46,6 +47,7 @@ Dataset = (
     | Yelp
     | Tfds
     | Table
+    | Sequences
     | Synthetic
     | ZipfStream
     | Prepared
@@ -66,6 +68,7 @@ _OPEN_RAW: dict[str, Callable[..., Reader]] = {
     Yelp.kind: yelp.open_raw,
     Tfds.kind: tfds.open_raw,
     Table.kind: own_table.open_raw,
+    Sequences.kind: own_table.open_raw,
 }
 
 
@@ -139,7 +142,7 @@ def prepare(
         raw = None if source is None else str(source)
         made = prepare_on_beam(config, raw, open_raw, str(out), beam, overwrite=overwrite)
     elif isinstance(config, Table):
-        made = prepare_table(config, own_table.open_raw(config, source, wording), out, overwrite=overwrite)
+        made = prepare_files(config, source, out, wording, overwrite=overwrite)
     else:
         made = prepare_as(config, open_raw(config, source), out, overwrite=overwrite)
     return described(made)

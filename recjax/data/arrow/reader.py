@@ -42,7 +42,9 @@ class TableReader:
     """Hands the rows of tables to the preparation (a `recjax.data.prepare.chunk.Reader`).
 
     Attributes:
+      name: of the dataset.
       specs: the columns, in the order of the schema.
+      conditions: those of `where`.
       labels: several of them; empty: one binary label.
       proposals: those of `columns=auto` for each column that it was to judge.
       left_out: rows that the conditions of `where` leave out.
@@ -68,6 +70,7 @@ class TableReader:
                 "split files of its own."
             )
         self._choices = choices
+        self.conditions = choices.where
         self._labels: Labels | None = None
         self.label = str(choices.label)
         self.labels: tuple[batch.Label, ...] = ()
@@ -239,7 +242,7 @@ class TableReader:
 
     def _look(self, asked: Mapping[str, roles.Asked], judged: Sequence[str]) -> dict[str, ColumnProfile]:
         """Passes over all rows: profiles of the columns; and `_split`, the split of each row."""
-        csv = self._files[0][0].form == "csv"
+        csv = self._files[0][0].form == "csv" or self._files[0][0].untyped
         wanted = [*judged, *(name for name, each in asked.items() if each.role not in ("skip", "cross"))]
         plain = {name: each for name, each in asked.items() if name in wanted}
         known = {} if self._choices.where else footer.profiles([file for file, _ in self._files], plain)

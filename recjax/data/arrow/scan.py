@@ -61,6 +61,7 @@ class TableFile:
       delimiter: between the fields of a CSV file; "": as the first line has it.
       title: what messages call it; "": its path.
       encoding: of the text of a CSV file.
+      untyped: whether text in it may stand for numbers and times, as in a CSV file that it was made of.
     """
 
     path: Path
@@ -68,6 +69,7 @@ class TableFile:
     delimiter: str = ""
     title: str = ""
     encoding: str = UTF_8
+    untyped: bool = False
 
     def __str__(self) -> str:
         return self.title or str(self.path)

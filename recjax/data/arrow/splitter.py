@@ -74,18 +74,7 @@ class Splitter:
             return
         self._known.append(np.full(count, 255, np.uint8))
         if choices.time:
-            array = arrays[choices.time]
-            times, wrong = convert.numbers(array)
-            if wrong is not None and convert.kind_of(array) == "text":
-                times, wrong = convert.numbers(array, "time")
-            wrong = np.isnan(times) if wrong is None else wrong | np.isnan(times)
-            if wrong.any():
-                at = int(np.argmax(wrong))
-                raise DataError(
-                    f"{where(at)}: column {choices.time!r} is {chunk_columns.shown(array[at])}, not a number or a time "
-                    "(ISO 8601), so the row has no place in the order. Correct it, or split otherwise."
-                )
-            self._times.append(times)
+            self._times.append(self.times_of(arrays[choices.time], where))
         if way == "last":
             coded, wrong = convert.code(arrays[choices.group], _key_kind(arrays[choices.group]))
             if (missing := coded.codes == len(coded.values)).any() or wrong is not None:
@@ -95,6 +84,20 @@ class Splitter:
                     "the row is of no group. Correct it, or split otherwise."
                 )
             self._groups.append(stable_hash(coded.values)[coded.codes] if len(coded.values) else np.zeros(0, np.uint64))
+
+    def times_of(self, array: Any, where: Callable[[int], str]) -> np.ndarray:
+        """The times of rows, by which they are ordered: float64 [n]; DataError if one has none."""
+        times, wrong = convert.numbers(array)
+        if wrong is not None and convert.kind_of(array) == "text":
+            times, wrong = convert.numbers(array, "time")
+        wrong = np.isnan(times) if wrong is None else wrong | np.isnan(times)
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise DataError(
+                f"{where(at)}: column {self._choices.time!r} is {chunk_columns.shown(array[at])}, not a number or a "
+                "time (ISO 8601), so the row has no place in the order. Correct it, or split otherwise."
+            )
+        return times
 
     def splits(self) -> np.ndarray:
         """The split of every row: uint8, see SPLITS."""

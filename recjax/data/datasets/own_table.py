@@ -8,7 +8,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path, PurePath
 from typing import Any, ClassVar, Literal, cast
 
@@ -134,7 +135,7 @@ class Table:
           DataError: neither `path` nor `from`; `path` holds no intact data of these options; or the files are at fault.
           TrainingError: the cache folder cannot be written.
         """
-        if self.path and options_of(self) == options_of(Table()):  # nothing is asked of the data: they tell
+        if self.path and options_of(self) == options_of(type(self)()):  # nothing is asked of the data: they tell
             return open_prepared(self.path, self.kind, self.cache)
         if self.path:
             return open_as(self)
@@ -144,15 +145,30 @@ class Table:
                 f"a table needs its file: give {option('from', 'FILE')} {option('label', 'COLUMN')}. Or prepare it "
                 f"once with: {prepare_command(self)} and give that folder as {option('path', 'DIR')}."
             )
-        folder = cache_folder() / f"table-{_stem(self.from_)}-{self._key()}"
+        folder = cache_folder() / f"{self.kind}-{_stem(self.from_)}-{self._key()}"
         if (found := cached(folder, self.kind)) is not None:
             return found
         with contextlib.ExitStack() as stack:
             _wait(folder, stack)
             if (found := cached(folder, self.kind)) is not None:  # another process has prepared them meanwhile
                 return found
-            reader = open_raw(self, self.from_, wording)
-            return prepare_table(self, reader, folder, overwrite=True)
+            return prepare_files(self, self.from_, folder, wording, overwrite=True)
+
+    def tables(
+        self, files: Mapping[str, list[TableFile]], out: Path
+    ) -> AbstractContextManager[Mapping[str, list[TableFile]]]:
+        """The files of each split that are read, while they are: those of the config as they are."""
+        del out
+        return contextlib.nullcontext(files)
+
+    def as_read(self) -> Table:
+        """The options by which `tables` are read."""
+        return self
+
+    @property
+    def split_in_words(self) -> str:
+        """How `tables` were split; "": as `as_read` says."""
+        return ""
 
     def _key(self) -> str:
         """Changes with the options, the files, the preparation and the format, so that none are ever mixed."""
@@ -196,7 +212,7 @@ def open_raw(config: Table, source: str | os.PathLike[str] | None, wording: Word
     return open_files(config, _files(config, source), wording)
 
 
-def open_files(config: Table, files: dict[str, list[TableFile]], wording: Wording = Wording.COMMAND) -> TableReader:
+def open_files(config: Table, files: Mapping[str, list[TableFile]], wording: Wording = Wording.COMMAND) -> TableReader:
     """The reader of these files of each split."""
     earlier = config.earlier()
     several = labels.parse(config.label)
@@ -249,6 +265,25 @@ def _columns_as_then(config: Table, earlier: EarlierData, names: Sequence[str]) 
     return (*config.roles, *more.values())
 
 
+def prepare_files(
+    config: Table,
+    source: str | os.PathLike[str] | None,
+    out: str | os.PathLike[str],
+    wording: Wording = Wording.COMMAND,
+    *,
+    overwrite: bool = False,
+) -> PreparedSource:
+    """Prepares the files of a table; arguments and errors are those of `open_raw` and `prepare_table`."""
+    if source is None:
+        raise ConfigError(
+            f"{config.kind} data do not ship with recjax. Give their file with --from FILE, and name its columns."
+        )
+    with config.tables(_files(config, source), located(out)) as files:
+        reader = open_files(config.as_read(), files, wording)
+        reader.splits = config.split_in_words or reader.splits
+        return prepare_table(config, reader, out, overwrite=overwrite)
+
+
 def prepare_table(
     config: Table, reader: TableReader, out: str | os.PathLike[str], *, overwrite: bool = False
 ) -> PreparedSource:
@@ -258,8 +293,9 @@ def prepare_table(
     dense = cast(tuple[DenseTransform, ...], tuple(by_name)) if own else None
     proposed = {name: [one.role, one.why] for name, one in reader.proposals.items()}
     described: dict[str, Any] = {"columns": roles.to_json(reader.specs), "proposed": proposed, "names": reader.names}
-    if config.where:
-        described["where"] = {"conditions": list(config.where), "left_out": reader.left_out}
+    reader.name = config.kind
+    if reader.conditions:
+        described["where"] = {"conditions": [each.text for each in reader.conditions], "left_out": reader.left_out}
     if reader.labels:
         described["labels"] = reader.described_labels
     more = {"table": described}
