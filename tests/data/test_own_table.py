@@ -293,8 +293,8 @@ def test_of_several_processes_one_prepares(table, tmp_path, monkeypatch):
     monkeypatch.setenv("RECJAX_CACHE", str(tmp_path / "cache"))
     config = dataclasses.replace(CLICKS, from_=str(tables.write(table, tmp_path / "t.parquet")))
     passes = []
-    whole = own_table.open_raw
-    monkeypatch.setattr(own_table, "open_raw", lambda *given: passes.append(time.sleep(0.2)) or whole(*given))
+    whole = own_table.open_files
+    monkeypatch.setattr(own_table, "open_files", lambda *given: passes.append(time.sleep(0.2)) or whole(*given))
     with ThreadPoolExecutor(3) as pool:
         found = [future.result().fingerprint for future in [pool.submit(config.open) for _ in range(3)]]
     assert len(passes) == 1 and len(set(found)) == 1

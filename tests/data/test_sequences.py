@@ -102,7 +102,7 @@ def test_by_hand(tmp_path):
     # By time: (7, 2) at 10, (9, 1) at 20, both (7, ...) at 30, then (7, 3) at 40
     assert train.bags["history.i"].lengths.tolist() == [0, 0, 1, 2]
     assert train.labels.tolist() == [1, 1, 0, 0] and test.labels.tolist() == [1]
-    assert train.bags["history.y"].ids.tolist() == [2, 2, 1]  # of values 0 and 1, rows 1 and 2
+    assert train.bags["history.y"].ids.tolist() == [1, 1, 2]  # row 1 is of the more frequent value, 1
     assert len(set(train.bags["history.age"].ids.tolist())) == 2  # 20 s, 20 s, and 0 s
     assert test.bags["history.i"].lengths.tolist() == [2]
     assert "the latest last" in source.about["splits"]
@@ -137,8 +137,8 @@ def test_mistakes_in_settings():
         dataclasses.replace(LOG, test="other.parquet")
     with pytest.raises(ConfigError, match="user=COLUMN takes the place of group"):
         dataclasses.replace(LOG, group="u")
-    with pytest.raises(ConfigError, match="split=random:0.8,0.1,0.1 does not go with rows=user: a row of several"):
-        dataclasses.replace(LOG, rows="user", split="random:0.8,0.1,0.1")
+    with pytest.raises(ConfigError, match="split=random:0.8,0.1,0.1 does not go with sequences, whose rows hold"):
+        dataclasses.replace(LOG, split="random:0.8,0.1,0.1")
     with pytest.raises(ConfigError, match="max_length"):
         dataclasses.replace(LOG, max_length=0)
 

@@ -49,6 +49,11 @@ class Sequences(Table):
     rows: Literal["auto", "event", "user"] = "auto"
 
     def __post_init__(self) -> None:
+        if self.split.partition(":")[0] not in ("", "last", "time"):
+            raise ConfigError(
+                f"split={self.split} does not go with sequences, whose rows hold several events. Take split=last:1,1, "
+                "the last events of each user, or split=time:0.8,0.1,0.1."
+            )
         super().__post_init__()
         check_ranges(self, max_length=(1, 2**20), ages=(0, 10_000))
         if self.apart or self.base:
@@ -61,12 +66,6 @@ class Sequences(Table):
             raise ConfigError(
                 "sequences are of users, so user=COLUMN takes the place of group, and split=last:1,1 or "
                 "split=time:0.8,0.1,0.1 that of a column. Leave out group and split_column."
-            )
-
-        if self._way.way == "column" or (self._way.way == "random" and not self._row_each):
-            raise ConfigError(
-                f"split={self.split} does not go with rows={self.rows}: a row of several events has them in one split. "
-                "Take split=last:1,1 or split=time:0.8,0.1,0.1; split=random:0.8,0.1,0.1 goes with rows=event."
             )
 
     @contextlib.contextmanager
