@@ -20,6 +20,7 @@ from recjax.embedding.spec import DynamicIds, Pooling, Rounding, TableDtype
 from recjax.errors import ConfigError
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.deepfm import DeepFMConfig
+from recjax.models.din import DinConfig
 from recjax.models.dlrm import DLRMConfig
 from recjax.models.mmoe import MMoEConfig
 from recjax.models.ple import PLEConfig
@@ -99,6 +100,7 @@ Model = (
     | SharedBottomConfig
     | MMoEConfig
     | PLEConfig
+    | DinConfig
     | MFConfig
     | TwoTowerConfig
 )

@@ -61,10 +61,17 @@ class ElementGroup:
     Attributes:
       name: unique among the groups.
       features: names of the features. In each sample their bags are equally long.
+      like: for each the feature of the row itself whose values mean the same, such as the item that is offered beside
+        the items of a history, and have the same ids; "" where there is none.
     """
 
     name: str
     features: tuple[str, ...]
+    like: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.like:
+            object.__setattr__(self, "like", ("",) * len(self.features))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +105,11 @@ def wrong_groups(schema: Schema) -> str:
         for name in group.features:
             if name not in jagged:
                 return f"group {group.name!r:.80} has {name!r:.80}, which is no jagged feature"
+            if len(group.like) != len(group.features) or not set(group.like) <= {
+                "",
+                *(f.name for f in schema.features),
+            }:
+                return f"group {group.name!r:.80} is like {group.like}, which are not the names of as many features"
             if name in taken:
                 return f"feature {name!r:.80} is in the groups {taken[name]!r:.80} and {group.name!r:.80}"
             taken[name] = group.name

@@ -50,8 +50,10 @@ def specs(
         if table_of[f.name] == f.name
     ]
     features = []
+    apart = _attended(config, schema)
     for f in schema.features:
-        pooling = embedding.features.get(f.name, FeatureConfig()).pooling or embedding.pooling
+        own = embedding.features.get(f.name, FeatureConfig()).pooling
+        pooling = own or ("none" if f.name in apart else embedding.pooling)
         features.append(
             FeatureSpec(f.name, table_of[f.name], f.bag, pooling, f.weighted, mean_ids=mean_ids.get(f.name))
         )
@@ -159,7 +161,8 @@ def _shares(config: RunConfig, schema: Schema) -> dict[str, str]:
             raise ConfigError(
                 f"embedding.features.{name}: the data have no feature {name!r}. {nearest_names(name, names)}"
             )
-    shares = {name: settings.get(name, FeatureConfig()).share or name for name in names}
+    like = _attended(config, schema)
+    shares = {name: settings.get(name, FeatureConfig()).share or like.get(name) or name for name in names}
     for name, other in shares.items():
         key = f"embedding.features.{name}.share={other}"
         if other not in names:
@@ -173,6 +176,16 @@ def _shares(config: RunConfig, schema: Schema) -> dict[str, str]:
                 f"mean the same in both. {_one_vocabulary(config, schema, name, other)}"
             )
     return shares
+
+
+def _attended(config: RunConfig, schema: Schema) -> dict[str, str]:
+    """Features of groups, and whose table each looks up, "" for its own, where the model looks at their elements.
+
+    They are not pooled unless a setting says so, and one that holds the same as a feature of the row shares its table.
+    """
+    if not getattr(config.model, "grouped", False):
+        return {}
+    return {name: like for group in schema.groups for name, like in zip(group.features, group.like, strict=True)}
 
 
 def _with_own(table: TableSpec, settings: Mapping[str, TableConfig]) -> TableSpec:

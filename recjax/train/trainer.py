@@ -406,10 +406,12 @@ def assemble_trainer(
     dtype = jnp.float64 if config.compute_dtype == "float64" else jnp.float32
     tasks = tasks_of(config, source.schema)
     choice_of(config.train.choose_by, tasks, ranks=is_two_sided(config))
-    sides: dict[str, Any] = {}
+    sides: dict[str, Any] = {}  # what a model asks of the data beside sizes
     if is_two_sided(config):
         refuse_what_does_not_go(config, source.schema)
         sides["sides"] = sides_of(config, source.schema)
+    if getattr(config.model, "grouped", False):
+        sides["groups"] = source.schema.groups
     build = functools.partial(
         config.model.build,
         len(source.schema.dense),

@@ -115,7 +115,15 @@ class Encoder:
 def groups_of(features: Sequence[RawFeature]) -> tuple[ElementGroup, ...]:
     """The groups of aligned features, in the order of their first ones."""
     names = dict.fromkeys(feature.group for feature in features if feature.group)
-    return tuple(ElementGroup(name, tuple(f.name for f in features if f.group == name)) for name in names)
+    alone = {feature.name for feature in features if not feature.group}
+    return tuple(
+        ElementGroup(
+            name,
+            tuple(f.name for f in features if f.group == name),
+            tuple(f.like if f.like in alone else "" for f in features if f.group == name),
+        )
+        for name in names
+    )
 
 
 def _rows(column: Coded, map_: IdMap, missing: int | None, used_alone: bool = False) -> np.ndarray:

@@ -201,7 +201,10 @@ def schema_to_json(schema: Schema) -> dict[str, Any]:
 def schema_from_json(schema: dict[str, Any]) -> Schema:
     """The inverse of `schema_to_json`."""
     labels = tuple(Label(**label) for label in schema.get("labels", ()))
-    groups = tuple(ElementGroup(group["name"], tuple(group["features"])) for group in schema.get("groups", ()))
+    groups = tuple(
+        ElementGroup(group["name"], tuple(group["features"]), tuple(group["like"]))
+        for group in schema.get("groups", ())
+    )
     return Schema(tuple(schema["dense"]), tuple(Feature(**feature) for feature in schema["features"]), labels, groups)
 
 
