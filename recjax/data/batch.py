@@ -105,10 +105,8 @@ def wrong_groups(schema: Schema) -> str:
         for name in group.features:
             if name not in jagged:
                 return f"group {group.name!r:.80} has {name!r:.80}, which is no jagged feature"
-            if len(group.like) != len(group.features) or not set(group.like) <= {
-                "",
-                *(f.name for f in schema.features),
-            }:
+            named = {"", *(feature.name for feature in schema.features)}
+            if len(group.like) != len(group.features) or not named.issuperset(group.like):
                 return f"group {group.name!r:.80} is like {group.like}, which are not the names of as many features"
             if name in taken:
                 return f"feature {name!r:.80} is in the groups {taken[name]!r:.80} and {group.name!r:.80}"

@@ -84,6 +84,10 @@ class Columns(abc.ABC):
           _Fault: in one of the objects.
         """
 
+    def spread(self, row: Object) -> Object:
+        """A row with its raw columns by their names: as it is, by default; ValueError if it cannot be."""
+        return row
+
     def refused(self, objects: Sequence[Object]) -> tuple[int, str] | None:
         """Returns the first object that is no row of these data, and why; None if all are, as by default."""
         return None
@@ -125,6 +129,11 @@ class RequestReader:
             fault.
         """
         user, candidates = self._parts(body)
+        try:
+            user = self._columns.spread(user)
+            candidates = [self._columns.spread(candidate) for candidate in candidates]
+        except ValueError as error:
+            raise BadRequestError(f"a row of the request is at fault: {error}") from None
         self._refuse_unknown(user, candidates)
         if len(body) * MOST_BYTES > 4 * _MOST_TEXT:  # a text is 4 bytes of a list at least
             self._refuse_wide([user, *candidates])
@@ -309,6 +318,10 @@ class TableColumns(Columns):
             raise _Fault(at, f"{what}. Correct the value.")
         bags = {name: self._encoder.bags(name, column) for name, column in found.columns.items()}
         return bags, dict(zip(chunk_columns.each(specs), found.dense.T, strict=True))
+
+    def spread(self, row: Object) -> Object:
+        """See `Columns`."""
+        return table_rows.spread(row, list(self._specs.values()))
 
     def refused(self, objects: Sequence[Object]) -> tuple[int, str] | None:
         """See `Columns`."""

@@ -205,7 +205,11 @@ def json_lines_of_table(
     """The same of a table of one's own; `table` is what the prepared data say of its columns."""
     specs = table_rows.features(table)
 
-    def check(row: Mapping[str, Any]) -> None:
+    def check(row: dict[str, Any]) -> None:
+        try:
+            row |= table_rows.spread(row, specs)
+        except ValueError as error:
+            raise WrongRowError(str(error)) from None
         if what := table_rows.fault_of(row, specs):
             raise WrongRowError(what)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from recjax.data.arrow import chunk_columns, convert, roles, row_filter, scan
+from recjax.data.arrow import chunk_columns, convert, roles, row_filter, scan, struct_lists
 from recjax.data.arrow.roles import ColumnSpec
 from recjax.data.arrow.row_filter import Condition
 from recjax.data.arrow.wording import Wording
@@ -101,6 +101,31 @@ def of_objects(
     specs, conditions = features(described), conditions_of(described)
     arrays = arrays_of(objects, specs) | plain_arrays_of(objects, conditions)
     return unlabelled(file, arrays, specs, numbers, carried, faults, conditions)
+
+
+def spread(row: Mapping[str, Any], specs: Sequence[ColumnSpec]) -> dict[str, Any]:
+    """A row whose lists of objects are a list for each of their fields: `history.item` in place of `history`.
+
+    Raises:
+      ValueError: such a list has an entry that is no object, or has not all fields; the text says which.
+    """
+    fields: dict[str, list[str]] = {}
+    for spec in specs:
+        group, joint, field = spec.name.partition(struct_lists.JOINT)
+        if spec.group and joint and group == spec.group and group in row and spec.name not in row:
+            fields.setdefault(group, []).append(field)
+    found = dict(row)
+    for group, names in fields.items():
+        entries = found.pop(group) or []
+        if not isinstance(entries, list):
+            raise ValueError(f"{group!r} is {json.dumps(entries)[:80]}, not a list of objects. Write it as one.")
+        for at, entry in enumerate(entries):
+            if not isinstance(entry, dict):
+                raise ValueError(f"{group}[{at}] is {json.dumps(entry)[:80]}, not an object. Write it as one.")
+            if lacking := [name for name in names if name not in entry]:
+                raise ValueError(f"{group}[{at}]: {missing_key(lacking[0], entry)}")
+        found |= {f"{group}{struct_lists.JOINT}{name}": [entry[name] for entry in entries] for name in names}
+    return found
 
 
 def columns_of(specs: Sequence[ColumnSpec]) -> list[str]:
