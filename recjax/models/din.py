@@ -18,14 +18,14 @@ from recjax.models.stateful import check_rate
 
 @dataclasses.dataclass(frozen=True)
 class DinConfig:
-    """Shape of a DIN. The defaults' form is the paper's, with ReLU in place of PReLU and Dice."""
+    """Shape of a DIN. The paper has PReLU and Dice in place of ReLU, and weights of any size (`softmax=false`)."""
 
     kind: ClassVar[str] = "din"
     first_order: ClassVar[bool] = False
     sequences: ClassVar[bool] = True
     grouped: ClassVar[bool] = True
     attention: tuple[int, ...] = (32,)  # widths of the hidden layers of the MLP that weighs an element
-    softmax: bool = False  # weights of a row's elements are 1 together; false: any numbers, as in the paper
+    softmax: bool = True  # weights of a row's elements are 1 together; false: any numbers, as in the paper
     top: tuple[int, ...] = (64, 32, 1)  # widths of the MLP on everything; the last is the logit, so 1
     batch_norm: bool = False  # normalise before each ReLU of `top`, over the whole batch
     dropout: float = 0.0  # share of hidden values of `top` that are dropped in training

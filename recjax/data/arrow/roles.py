@@ -190,6 +190,7 @@ def by_names(asked: Mapping[str, Asked], names: Collection[str]) -> dict[str, As
     found: dict[str, Asked] = {}
     for name, each in asked.items():
         alone = name.removeprefix(f"{each.group}{JOINT}") if each.group and name not in names else name
+        alone = alone if alone in names else name
         if alone in found or (alone != name and alone in asked):
             raise ConfigError(f"columns: {alone!r} is there twice: in {each.group}:list(...), and by itself.")
         found[alone] = each
