@@ -30,6 +30,7 @@ def test_there_are_notebooks():
         "07_own_module",
         "08_several_tasks",
         "09_retrain",
+        "10_histories",
     ]
 
 

@@ -52,8 +52,8 @@ def specs(
     features = []
     apart = _attended(config, schema)
     for f in schema.features:
-        own = embedding.features.get(f.name, FeatureConfig()).pooling
-        pooling = own or ("none" if f.name in apart else embedding.pooling)
+        chosen = embedding.features.get(f.name, FeatureConfig()).pooling
+        pooling = chosen or ("none" if f.name in apart else embedding.pooling)
         features.append(
             FeatureSpec(f.name, table_of[f.name], f.bag, pooling, f.weighted, mean_ids=mean_ids.get(f.name))
         )

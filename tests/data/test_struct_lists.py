@@ -1,6 +1,7 @@
 """Lists of structures, and lists that belong together, from every format that can hold them; and mistakes."""
 
 import json
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.feather
@@ -13,7 +14,7 @@ from recjax.data.batch import ElementGroup
 from recjax.data.datasets.own_table import Table, prepare_files
 from recjax.errors import ConfigError, DataError
 
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"y": 0, "hist": [{"item": 5, "kind": "a"}, {"item": 6, "kind": None}]},
     {"y": 1, "hist": []},
     {"y": 0, "hist": None},
