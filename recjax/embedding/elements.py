@@ -91,7 +91,7 @@ class Elements:
         return self.rows_LxD.at[jnp.where(mask_bxH, at_bxH, nothing)].get(mode="fill", fill_value=0), mask_bxH
 
     def _edges(self) -> tuple[jax.Array, jax.Array]:
-        """Where the rows of each sample begin, and where they end: int32 [b] each."""
+        """Returns where the rows of each sample begin, and where they end: int32 [b] each."""
         end_b = jnp.cumsum(self.lengths_b, dtype=jnp.int32)
         return end_b - self.lengths_b, end_b
 

@@ -63,10 +63,11 @@ class TargetAttention(nnx.Module):
     """
 
     def __init__(
-        self, group: ElementGroup, config: DinConfig, dims: dict[str, int], *, dtype: Any, rngs: nnx.Rngs
+        self, aligned: ElementGroup, config: DinConfig, dims: dict[str, int], *, dtype: Any, rngs: nnx.Rngs
     ) -> None:
-        self.pairs = tuple((name, like) for name, like in zip(group.features, group.like, strict=True) if like)
-        self.others = tuple(name for name, like in zip(group.features, group.like, strict=True) if not like)
+        named = list(zip(aligned.features, aligned.like, strict=True))
+        self.pairs = tuple((name, like) for name, like in named if like)
+        self.others = tuple(name for name, like in named if not like)
         width = 4 * sum(dims[name] for name, _ in self.pairs) + sum(dims[name] for name in self.others)
         self.weigh = Mlp(width, (*config.attention, 1), linear_output=True, dtype=dtype, rngs=rngs)
         self.softmax, self.dtype = config.softmax, dtype

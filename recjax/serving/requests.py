@@ -84,7 +84,7 @@ class Columns(abc.ABC):
           _Fault: in one of the objects.
         """
 
-    def spread(self, row: Object) -> Object:
+    def with_fields(self, row: Object) -> Object:
         """A row with its raw columns by their names: as it is, by default; ValueError if it cannot be."""
         return row
 
@@ -130,8 +130,8 @@ class RequestReader:
         """
         user, candidates = self._parts(body)
         try:
-            user = self._columns.spread(user)
-            candidates = [self._columns.spread(candidate) for candidate in candidates]
+            user = self._columns.with_fields(user)
+            candidates = [self._columns.with_fields(candidate) for candidate in candidates]
         except ValueError as error:
             raise BadRequestError(f"a row of the request is at fault: {error}") from None
         self._refuse_unknown(user, candidates)
@@ -319,9 +319,9 @@ class TableColumns(Columns):
         bags = {name: self._encoder.bags(name, column) for name, column in found.columns.items()}
         return bags, dict(zip(chunk_columns.each(specs), found.dense.T, strict=True))
 
-    def spread(self, row: Object) -> Object:
+    def with_fields(self, row: Object) -> Object:
         """See `Columns`."""
-        return table_rows.spread(row, list(self._specs.values()))
+        return table_rows.with_fields(row, list(self._specs.values()))
 
     def refused(self, objects: Sequence[Object]) -> tuple[int, str] | None:
         """See `Columns`."""

@@ -207,7 +207,7 @@ def json_lines_of_table(
 
     def check(row: dict[str, Any]) -> None:
         try:
-            row |= table_rows.spread(row, specs)
+            row |= table_rows.with_fields(row, specs)
         except ValueError as error:
             raise WrongRowError(str(error)) from None
         if what := table_rows.fault_of(row, specs):

@@ -103,7 +103,7 @@ def of_objects(
     return unlabelled(file, arrays, specs, numbers, carried, faults, conditions)
 
 
-def spread(row: Mapping[str, Any], specs: Sequence[ColumnSpec]) -> dict[str, Any]:
+def with_fields(row: Mapping[str, Any], specs: Sequence[ColumnSpec]) -> dict[str, Any]:
     """A row whose lists of objects are a list for each of their fields: `history.item` in place of `history`.
 
     Raises:
@@ -114,9 +114,9 @@ def spread(row: Mapping[str, Any], specs: Sequence[ColumnSpec]) -> dict[str, Any
         group, joint, field = spec.name.partition(struct_lists.JOINT)
         if spec.group and joint and group == spec.group and group in row and spec.name not in row:
             fields.setdefault(group, []).append(field)
-    found = dict(row)
+    flat = dict(row)
     for group, names in fields.items():
-        entries = found.pop(group) or []
+        entries = flat.pop(group) or []
         if not isinstance(entries, list):
             raise ValueError(f"{group!r} is {json.dumps(entries)[:80]}, not a list of objects. Write it as one.")
         for at, entry in enumerate(entries):
@@ -124,8 +124,8 @@ def spread(row: Mapping[str, Any], specs: Sequence[ColumnSpec]) -> dict[str, Any
                 raise ValueError(f"{group}[{at}] is {json.dumps(entry)[:80]}, not an object. Write it as one.")
             if lacking := [name for name in names if name not in entry]:
                 raise ValueError(f"{group}[{at}]: {missing_key(lacking[0], entry)}")
-        found |= {f"{group}{struct_lists.JOINT}{name}": [entry[name] for entry in entries] for name in names}
-    return found
+        flat |= {f"{group}{struct_lists.JOINT}{name}": [entry[name] for entry in entries] for name in names}
+    return flat
 
 
 def columns_of(specs: Sequence[ColumnSpec]) -> list[str]:

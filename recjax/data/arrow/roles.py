@@ -160,7 +160,7 @@ def parse(columns: Sequence[str]) -> tuple[bool, dict[str, Asked]]:
 
 
 def _aligned(text: str) -> dict[str, Asked] | None:
-    """What `GROUP:list(FIELD,FIELD:OPTION)` asks of GROUP.FIELD, of each field; None if it has another form.
+    """Returns the requests of `GROUP:list(FIELD,FIELD:OPTION)`, by GROUP.FIELD; None if the text has another form.
 
     Raises:
       ConfigError: it names no field, or one twice, or has an option that jagged columns have not.
@@ -168,33 +168,33 @@ def _aligned(text: str) -> dict[str, Asked] | None:
     name, _, role = text.partition(f":{_LIST}")
     if not name or not role.endswith(")") or len(items.split(text, ":")) != 2:
         return None
-    group, asked = items.unquote(name), dict[str, Asked]()
+    group, requests = items.unquote(name), dict[str, Asked]()
     for field in items.split(role[:-1], ","):
         first, *options = items.split(field, ":")
         key = f"{group}{JOINT}{items.unquote(first)}"
-        if not first or key in asked:
+        if not first or key in requests:
             raise ConfigError(
                 f"columns: {text!r} needs columns of lists, or the fields of structures in lists, each once: "
                 "hist:list(item,age:bucket=10)."
             )
-        asked[key] = dataclasses.replace(_options(f"{group}:{_LIST}{field})", "jagged", options), group=group)
-    return asked
+        requests[key] = dataclasses.replace(_options(f"{group}:{_LIST}{field})", "jagged", options), group=group)
+    return requests
 
 
-def by_names(asked: Mapping[str, Asked], names: Collection[str]) -> dict[str, Asked]:
+def by_names(requests: Mapping[str, Asked], names: Collection[str]) -> dict[str, Asked]:
     """The same requests by the names of a table's columns: fields of a group may be columns that stand apart.
 
     Raises:
       ConfigError: a field of a group is also given a role of its own.
     """
-    found: dict[str, Asked] = {}
-    for name, each in asked.items():
-        alone = name.removeprefix(f"{each.group}{JOINT}") if each.group and name not in names else name
+    renamed: dict[str, Asked] = {}
+    for name, request in requests.items():
+        alone = name.removeprefix(f"{request.group}{JOINT}") if request.group and name not in names else name
         alone = alone if alone in names else name
-        if alone in found or (alone != name and alone in asked):
-            raise ConfigError(f"columns: {alone!r} is there twice: in {each.group}:list(...), and by itself.")
-        found[alone] = each
-    return found
+        if alone in renamed or (alone != name and alone in requests):
+            raise ConfigError(f"columns: {alone!r} is there twice: in {request.group}:list(...), and by itself.")
+        renamed[alone] = request
+    return renamed
 
 
 def split_role(text: str, roles: Collection[str]) -> tuple[str, str, list[str]]:

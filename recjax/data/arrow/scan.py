@@ -233,13 +233,13 @@ def batches(file: TableFile, columns: Sequence[str]) -> Iterator[Any]:
             reader = pq.ParquetFile(stream, metadata=probe.metadata, read_dictionary=texts)
             # In the caller's thread, and many rows at once: each batch has dictionaries of its own.
             for batch in reader.iter_batches(_PARQUET_ROWS, columns=columns, use_threads=False):
-                yield _bytes_where_no_text(struct_lists.flatten(batch, names))
+                yield _bytes_where_no_text(struct_lists.with_lists(batch, names))
         elif file.form == "orc":
             stripes = _orc(stream)
             columns = struct_lists.columns_with(stripes.schema, names)
             for number in range(stripes.nstripes):  # a stripe is what ORC can read alone, some 64 MiB
                 stripe = stripes.read_stripe(number, columns=columns)
-                stripe = _bytes_where_no_text(struct_lists.flatten(stripe, names))
+                stripe = _bytes_where_no_text(struct_lists.with_lists(stripe, names))
                 for start in range(0, stripe.num_rows, _BATCH_ROWS):
                     yield stripe.slice(start, _BATCH_ROWS)
         elif file.form == "arrow":
@@ -249,10 +249,10 @@ def batches(file: TableFile, columns: Sequence[str]) -> Iterator[Any]:
             for batch in read:
                 batch.validate(full=True)  # damaged offsets would otherwise lead anywhere in memory
                 for start in range(0, batch.num_rows, _BATCH_ROWS):
-                    yield struct_lists.flatten(batch.slice(start, _BATCH_ROWS), names)
+                    yield struct_lists.with_lists(batch.slice(start, _BATCH_ROWS), names)
         elif file.form == "json":
             for batch in _json(stream):
-                yield struct_lists.flatten(batch, names)
+                yield struct_lists.with_lists(batch, names)
         else:
             yield from _rows_of_csv(file, stream, names, last)
 
@@ -308,7 +308,7 @@ def _json(stream: Any) -> Any:
 
 
 def _json_fault(file: TableFile, what: str) -> str:
-    """What is wrong with a file of JSON Lines, where Arrow counts rows of a block alone: by a second look at it."""
+    """Returns what is wrong with a file of JSON Lines, by a second look at it: Arrow counts rows from a block."""
     first: set[str] = set()
     with _opened(file) as stream, io.TextIOWrapper(stream, "utf-8", "surrogateescape") as lines:
         for number, line in enumerate(lines, 1):

@@ -21,7 +21,7 @@ def columns_with(schema: Any, names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(holders[name] for name in names))
 
 
-def flatten(batch: Any, names: Sequence[str]) -> Any:
+def with_lists(batch: Any, names: Sequence[str]) -> Any:
     """The same rows with these columns of the `flat_schema`, as a record batch."""
     import pyarrow as pa
 

@@ -167,7 +167,7 @@ class Table:
 
     @property
     def split_in_words(self) -> str:
-        """How `tables` were split; "": as `as_read` says."""
+        """The split of `tables`; "": as `as_read` says."""
         return ""
 
     def _key(self) -> str:

@@ -86,16 +86,16 @@ class Sequences(Table):
         """The options by which the table of histories is read."""
         fields = [f"{items.quote(self.item)}:like={items.quote(self.item)}", *self.history]
         fields += [f"{AGE}:bucket={self.ages}"] if self.ages > 1 else []
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(Table)}
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(Table)}
         _, asked = roles.parse(self.columns)
         order = () if self.time in asked else (roles.column_text(self.time, "skip"),)
         columns = (*self.columns, *order, f"{HISTORY}:list({','.join(fields)})")
         changed = {"columns": columns, "split": "column", "split_column": SPLIT, "time": "", "where": (), "from_": ""}
-        return Table(**own | changed)
+        return Table(**options | changed)
 
     @property
     def split_in_words(self) -> str:
-        """How the events were split."""
+        """The split of the events."""
         return splits.in_words(self._way, self.split_seed, self.time, self.user, "", ())
 
     @property
@@ -133,7 +133,7 @@ class _Log:
         splitter = Splitter(
             Choices(Label(config.user), (), config._way, config.split_seed, config.time, config.user, "")
         )
-        held: list[pieces.Piece] = []
+        whole: list[pieces.Piece] = []
         codes: dict[Any, int] = {}
         users, times = [], []
         row = 0
@@ -145,10 +145,10 @@ class _Log:
                 _refuse_missing(name, arrays[name], piece)
             splitter.add(arrays, 0, row, piece.where)
             values, at = convert.distinct(arrays[config.user])
-            known = [codes.setdefault(value, len(codes)) for value in values.to_pylist()]
-            users.append(np.array(known, np.int64)[at])
+            numbers = [codes.setdefault(value, len(codes)) for value in values.to_pylist()]
+            users.append(np.array(numbers, np.int64)[at])
             times.append(splitter.times_of(arrays[config.time], piece.where))
-            held.append(piece)
+            whole.append(piece)
             row += piece.rows
         if not row:
             raise DataError(f"{files[0]} has no events. Give a log with rows.")
@@ -157,7 +157,7 @@ class _Log:
         user_n = user_n[order_n]
         first_n = np.r_[True, user_n[1:] != user_n[:-1]]
         start_n = np.maximum.accumulate(np.where(first_n, np.arange(row), 0))
-        events = pa.table(pieces.joined(held)).take(pa.array(order_n))
+        events = pa.table(pieces.joined(whole)).take(pa.array(order_n))
         return cls(events.combine_chunks(), user_n, times_n[order_n], start_n, split_n[order_n])
 
     def targets(self, config: Sequences) -> np.ndarray:
@@ -191,8 +191,8 @@ class _Log:
             fields[AGE] = pa.array(np.repeat(self.times_n[targets], lengths) - self.times_n[at_L])
         structs = pa.StructArray.from_arrays(list(fields.values()), names=list(fields))
         history = pa.ListArray.from_arrays(pa.array(np.append(0, ends).astype(np.int32)), structs)
-        own = self.events.take(pa.array(targets)).combine_chunks()
-        columns = {name: convert.decoded(own[name]) for name in own.column_names}
+        events = self.events.take(pa.array(targets)).combine_chunks()
+        columns = {name: convert.decoded(events[name]) for name in events.column_names}
         split = pa.array(np.array(SPLITS)[self.split_n[targets]])
         return pa.record_batch(columns | {HISTORY: history, SPLIT: split})
 

@@ -53,7 +53,7 @@ class Encoder:
                 for feature, map_ in zip(features, maps, strict=True)
             ),
             labels=labels,
-            groups=groups_of(features),
+            groups=element_groups(features),
         )
 
     def encode(self, chunk: Chunk) -> Batch:
@@ -112,7 +112,7 @@ class Encoder:
         return self.by.encode(dense)
 
 
-def groups_of(features: Sequence[RawFeature]) -> tuple[ElementGroup, ...]:
+def element_groups(features: Sequence[RawFeature]) -> tuple[ElementGroup, ...]:
     """The groups of aligned features, in the order of their first ones."""
     names = dict.fromkeys(feature.group for feature in features if feature.group)
     alone = {feature.name for feature in features if not feature.group}
