@@ -1,13 +1,16 @@
 """Layout of a sample (`Schema`) and content of a host batch (`Batch`).
 
 These are the only types that data hands to the rest of recjax. A batch knows nothing of devices:
-padding, routing and sharding happen later.
+padding, routing and sharding happen later. Its samples may also lie as rows of 32-bit words, all columns of a sample
+together (`RowLayout`, `RowBatch`): then one copy takes a batch of any samples out of many, whatever columns they have.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import functools
+from collections.abc import Iterator
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -176,6 +179,226 @@ class Batch:
         return len(self.labels)
 
 
+class Rows(Protocol):
+    """Samples of a split as rows of words, any of which can be taken; safe to use from several threads.
+
+    Attributes:
+      layout: of a row.
+      bytes: of all rows.
+    """
+
+    @property
+    def layout(self) -> RowLayout: ...  # noqa: D102 (described above)
+
+    @property
+    def bytes(self) -> int: ...  # noqa: D102 (described above)
+
+    def take(self, numbers_B: np.ndarray, out_BxW: np.ndarray) -> None:
+        """Copies the rows of these numbers in the split, int64, to `out_BxW`."""
+        ...
+
+    def columns(self, numbers_B: np.ndarray, rows_BxW: np.ndarray) -> Batch:
+        """The arrays of rows that were taken."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLayout:
+    """The place of each column among the words of a row: those of B samples are int32 [B, W].
+
+    First come the ids of "plain" features, one word each: of bags of one size, without weights, of a table below 2^31
+    rows. Bags that differ in size lie elsewhere, end to end: of these a row has the lengths, and where they begin.
+
+    Attributes:
+      schema: of the samples.
+    """
+
+    schema: Schema
+
+    @functools.cached_property
+    def plain(self) -> tuple[Feature, ...]:
+        """Features whose ids are the first words of a row, in the schema's order."""
+        return tuple(f for f in self.schema.features if f.bag is not None and not f.weighted and id_words(f) == 1)
+
+    @functools.cached_property
+    def jagged(self) -> tuple[Feature, ...]:
+        """Features whose ids lie elsewhere."""
+        return tuple(feature for feature in self.schema.features if feature.bag is None)
+
+    @functools.cached_property
+    def spans(self) -> dict[tuple[str, str], slice]:
+        """The words of each column, by what it holds and of which feature."""
+        return dict(self._spans())
+
+    def _spans(self) -> Iterator[tuple[tuple[str, str], slice]]:
+        end = 0
+
+        def span(name: str, feature: str, words: int) -> tuple[tuple[str, str], slice]:
+            nonlocal end
+            end += words
+            return (name, feature), slice(end - words, end)
+
+        for feature in self.plain:
+            yield span("ids", feature.name, feature.bag or 0)
+        for feature in self.schema.features:
+            if feature.bag is not None and feature not in self.plain:
+                yield span("ids", feature.name, feature.bag * id_words(feature))
+                yield span("id weights", feature.name, feature.bag * feature.weighted)
+        if self.jagged:
+            yield span("start", "", 2)
+        for feature in self.jagged:
+            yield span("lengths", feature.name, 1)
+        yield span("dense", "", len(self.schema.dense))
+        for name in ("labels", "weights"):
+            yield span(name, "", len(self.schema.labels) or 1)
+
+    @functools.cached_property
+    def words(self) -> int:
+        """W, the words of a row."""
+        return max(span.stop for span in self.spans.values())
+
+    def pack(self, batch: Batch, start: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Lays samples out as rows; their ids must have been validated, or be of the types that they are stored in.
+
+        Args:
+          batch: the samples.
+          start: how many words the bags before them take that differ in size.
+
+        Returns:
+          the rows, int32 [B, W]; and the words of these samples' bags that differ in size, int32.
+        """
+        rows_BxW = np.empty((batch.size, self.words), np.int32)
+
+        def put(name: str, feature: str, column: np.ndarray, dtype: Any) -> None:
+            if column.size:
+                words = np.ascontiguousarray(column, dtype).reshape(batch.size, -1)
+                rows_BxW[:, self.spans[name, feature]] = words.view(np.int32)
+
+        for feature in self.schema.features:
+            bags = batch.bags[feature.name]
+            if feature.bag is not None:
+                put("ids", feature.name, bags.ids, _id_type(feature))
+                if bags.weights is not None:
+                    put("id weights", feature.name, bags.weights, np.float32)
+        for name in ("dense", "labels", "weights"):
+            put(name, "", getattr(batch, name), np.float32)
+        if not self.jagged:
+            return rows_BxW, np.zeros(0, np.int32)
+        lengths = {f.name: np.asarray(batch.bags[f.name].lengths, np.int64) for f in self.jagged}
+        words_B = sum(lengths[f.name] * (id_words(f) + f.weighted) for f in self.jagged)
+        starts_B = np.cumsum(words_B) - words_B
+        values = np.empty(int(np.sum(words_B)), np.int32)
+        put("start", "", starts_B + start, np.int64)
+        for feature in self.jagged:
+            put("lengths", feature.name, lengths[feature.name], np.int32)
+            bags = batch.bags[feature.name]
+            columns = [(np.ascontiguousarray(bags.ids, _id_type(feature)), id_words(feature))]
+            columns += [] if bags.weights is None else [(np.ascontiguousarray(bags.weights, np.float32), 1)]
+            for column, words in columns:
+                values[_word_numbers(starts_B, lengths[feature.name], words)] = column.view(np.int32)
+                starts_B = starts_B + lengths[feature.name] * words
+        return rows_BxW, values
+
+    def columns(self, rows_BxW: np.ndarray, values: np.ndarray) -> Batch:
+        """The samples that `pack` laid out so: views of the rows, where these allow it."""
+
+        def column(name: str, feature: str, dtype: Any) -> np.ndarray:
+            words = rows_BxW[:, self.spans[name, feature]]
+            return np.ascontiguousarray(words).view(dtype) if np.dtype(dtype).itemsize > 4 else words.view(dtype)
+
+        bags = {}
+        starts_B = column("start", "", np.int64)[:, 0] if self.jagged else np.zeros(0, np.int64)
+        for feature in self.schema.features:
+            if feature.bag is not None:
+                weights = column("id weights", feature.name, np.float32) if feature.weighted else None
+                bags[feature.name] = Bags(column("ids", feature.name, _id_type(feature)), None, weights)
+        for feature in self.jagged:
+            lengths_B = column("lengths", feature.name, np.int32)[:, 0]
+            parts = []
+            types = [_id_type(feature), np.dtype(np.float32)] if feature.weighted else [_id_type(feature)]
+            for dtype in types:
+                words = dtype.itemsize // 4
+                parts.append(values[_word_numbers(starts_B, lengths_B, words)].view(dtype))
+                starts_B = starts_B + lengths_B.astype(np.int64) * words
+            bags[feature.name] = Bags(parts[0], lengths_B, parts[1] if feature.weighted else None)
+        dense, labels, weights = (column(name, "", np.float32) for name in ("dense", "labels", "weights"))
+        if not self.schema.labels:
+            labels, weights = labels[:, 0], weights[:, 0]
+        return Batch(dense, {f.name: bags[f.name] for f in self.schema.features}, labels, weights)
+
+
+def id_words(feature: Feature) -> int:
+    """Words that an id takes: 1 where the table has below 2^31 rows, else 2."""
+    return 1 if feature.rows < 2**31 else 2
+
+
+def _id_type(feature: Feature) -> np.dtype:
+    return np.dtype(np.int32 if id_words(feature) == 1 else np.int64)
+
+
+def _word_numbers(starts_B: np.ndarray, lengths_B: np.ndarray, words: int) -> np.ndarray:
+    """Numbers of the words of bags that begin at these words and have so many entries of `words` words each."""
+    words_B = lengths_B.astype(np.int64) * words
+    return np.repeat(starts_B - (np.cumsum(words_B) - words_B), words_B) + np.arange(int(words_B.sum()))
+
+
+_COLUMNS = frozenset(("dense", "bags", "labels", "weights"))
+
+
+class RowBatch(Batch):
+    """A batch whose samples lie as rows of words; its arrays are made when one of them is first asked for.
+
+    Attributes:
+      rows: what it is taken from.
+      numbers_B: int64, of its rows in the split.
+      number: its own, among the batches of a stream.
+    """
+
+    def __init__(self, rows: Rows, numbers_B: np.ndarray, position: int, number: int) -> None:
+        """Takes nothing yet."""
+        for name, value in (("rows", rows), ("numbers_B", numbers_B), ("position", position), ("number", number)):
+            object.__setattr__(self, name, value)
+
+    rows: Rows
+    numbers_B: np.ndarray
+    number: int
+
+    @property
+    def size(self) -> int:
+        """See `Batch`."""
+        return len(self.numbers_B)
+
+    def take(self, out_BxW: np.ndarray) -> None:
+        """Takes its rows to `out_BxW`, which must then stay as it is."""
+        self.rows.take(self.numbers_B, out_BxW)
+        object.__setattr__(self, "rows_BxW", out_BxW)
+
+    @functools.cached_property
+    def rows_BxW(self) -> np.ndarray:
+        """Its rows: int32 [B, W]."""
+        out_BxW = np.empty((self.size, self.rows.layout.words), np.int32)
+        self.rows.take(self.numbers_B, out_BxW)
+        return out_BxW
+
+    def __getattr__(self, name: str) -> Any:
+        """Makes its arrays."""
+        if name not in _COLUMNS:
+            raise AttributeError(name)
+        columns = self.rows.columns(self.numbers_B, self.rows_BxW)
+        for column in _COLUMNS:
+            object.__setattr__(self, column, getattr(columns, column))
+        return getattr(self, name)
+
+
+@functools.lru_cache(16)
+def _plain_limits(layout: RowLayout, schema: Schema) -> tuple[np.ndarray, Schema]:
+    """Rows of the table of each of the first words of a row, uint32; and the schema without these features."""
+    names = {feature.name for feature in layout.plain}
+    rows = [np.uint32(schema.feature(feature.name).rows) for feature in layout.plain]
+    others = tuple(feature for feature in schema.features if feature.name not in names)
+    return np.repeat(rows, [feature.bag or 0 for feature in layout.plain]), dataclasses.replace(schema, features=others)
+
+
 def validate(batch: Batch, schema: Schema) -> None:
     """Refuses a batch that the device would get silently wrong.
 
@@ -185,6 +408,9 @@ def validate(batch: Batch, schema: Schema) -> None:
       DataError: an id out of range, a non-finite dense value or weight, a label that is not of its kind, or arrays
         whose shapes do not fit the schema; the message names feature (or column), row and value.
     """
+    if isinstance(batch, RowBatch) and (layout := batch.rows.layout).plain:  # one pass for all of their ids
+        limits, others = _plain_limits(layout, schema)
+        schema = others if (batch.rows_BxW[:, : len(limits)].view(np.uint32) < limits).all() else schema
     B, K = batch.size, len(schema.dense)
     each = (B, len(schema.labels)) if schema.labels else (B,)
     for name, array, shape in (

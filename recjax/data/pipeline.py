@@ -14,17 +14,18 @@ import collections
 import concurrent.futures
 import dataclasses
 import functools
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import grain
 import numpy as np
 
 from recjax.data import counter_rng
-from recjax.data.batch import Batch, validate
-from recjax.data.source import BlockSource, between, concatenate, require_rows, take
+from recjax.data.batch import Batch, RowBatch, Rows, validate
+from recjax.data.source import BlockSource, between, concatenate, require_rows, rows_of, take
 from recjax.errors import ConfigError
 
 _BLOCKS_EACH = 8  # from which on parts of whole blocks are even enough
@@ -108,7 +109,30 @@ def shares(row_counts: np.ndarray, weights: Sequence[int]) -> np.ndarray:
     return ends if few else blocks[np.searchsorted(blocks, ends)]
 
 
-class _Window(NamedTuple):
+class _Window(Protocol):
+    """What batches have of a window."""
+
+    def piece(self, batch: int) -> Any:
+        """Rows of a batch; `batch` counts those that have rows of the window."""
+
+
+class _Reader(Protocol):
+    """Reads windows, and makes batches of what these hold of them."""
+
+    def read(self, blocks: np.ndarray, wanted: Sequence[np.ndarray]) -> _Window:
+        """Reads a window.
+
+        Args:
+          blocks: numbers of its blocks, in their order.
+          wanted: for each batch its rows, as they are counted in the window: int64, ascending.
+        """
+
+    def join(self, pieces: Sequence[Any], number: int, position: int) -> Batch:
+        """Returns the batch of a stream that has these pieces of windows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Blocks:
     """Blocks of a window, and the rows of each batch in them.
 
     Attributes:
@@ -121,7 +145,7 @@ class _Window(NamedTuple):
     ends: np.ndarray
     of_batch: list[range | np.ndarray]
 
-    def pieces(self, batch: int) -> list[Batch]:
+    def piece(self, batch: int) -> list[Batch]:
         """Rows of a batch: views of blocks, or copies."""
         rows = self.of_batch[batch]
         if isinstance(rows, np.ndarray):
@@ -135,36 +159,103 @@ class _Window(NamedTuple):
         return found or [between(self.blocks[0], 0, 0)]
 
 
+@dataclasses.dataclass(frozen=True)
+class _BlockReader:
+    """Reads whole blocks, of a source that has nothing else. Unless `shuffled`, a batch's rows follow each other."""
+
+    source: BlockSource
+    split: str
+    row_counts: np.ndarray
+    shuffled: bool
+
+    def read(self, blocks: np.ndarray, wanted: Sequence[np.ndarray]) -> _Blocks:
+        """See `_Reader`."""
+        rows = np.concatenate(wanted)
+        ends = np.cumsum(self.row_counts[blocks])
+        block_of = np.searchsorted(ends, rows, side="right")
+        needed = np.bincount(block_of, minlength=len(blocks)) > 0
+        needed[0] |= not len(rows)  # no rows, but of the same columns
+        kept = np.where(needed, self.row_counts[blocks], 0)
+        moved = rows - (ends - np.cumsum(kept))[block_of]  # by the blocks that are left out before each
+        read = [self.source.read(self.split, int(i)) for i in blocks[needed]]
+        by_batch = np.split(moved, np.cumsum([len(of_batch) for of_batch in wanted])[:-1])
+        if self.shuffled:
+            return _Blocks([concatenate(read)], np.cumsum(kept)[-1:], list(by_batch))
+        ranges = [range(int(at[0]), int(at[-1]) + 1) if len(at) else range(0) for at in by_batch]
+        return _Blocks(read, np.cumsum(kept[needed]), list(ranges))
+
+    def join(self, pieces: Sequence[list[Batch]], number: int, position: int) -> Batch:
+        """See `_Reader`."""
+        parts = list(itertools.chain.from_iterable(pieces))
+        # A copy, so that a batch neither shares memory with the next ones nor keeps a window alive.
+        whole = parts[0] if len(parts) == 1 and self.shuffled else concatenate(parts)
+        return dataclasses.replace(whole, position=position)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Numbers:
+    """Numbers in the split of the rows that each batch has of a window."""
+
+    of_batch: Sequence[np.ndarray]
+
+    def piece(self, batch: int) -> np.ndarray:
+        """Those of a batch."""
+        return self.of_batch[batch]
+
+
+@dataclasses.dataclass(frozen=True)
+class _RowReader:
+    """Finds out the numbers of rows, which are taken later, all of a batch at once."""
+
+    rows: Rows
+    row_counts: np.ndarray
+
+    @functools.cached_property
+    def _starts(self) -> np.ndarray:
+        return np.cumsum(self.row_counts) - self.row_counts
+
+    def read(self, blocks: np.ndarray, wanted: Sequence[np.ndarray]) -> _Numbers:
+        """See `_Reader`."""
+        counts = self.row_counts[blocks]
+        numbers = np.repeat(self._starts[blocks] - (np.cumsum(counts) - counts), counts)
+        numbers += np.arange(len(numbers))
+        return _Numbers([numbers.take(rows) for rows in wanted])
+
+    def join(self, pieces: Sequence[np.ndarray], number: int, position: int) -> RowBatch:
+        """See `_Reader`."""
+        return RowBatch(self.rows, pieces[0] if len(pieces) == 1 else np.concatenate(pieces), position, number)
+
+
 class _Windows:
     """The wanted rows of windows, batch by batch; each is read once and kept until the last of its batches has them."""
 
-    def __init__(self, source: BlockSource, split: str, cuts: _Cuts) -> None:
-        self._source, self._split, self._cuts, self._order = source, split, cuts, cuts.order
+    def __init__(self, reader: _Reader, cuts: _Cuts) -> None:
+        self._reader, self._cuts, self._order = reader, cuts, cuts.order
         self._lock = threading.Lock()
-        self._open: dict[tuple[int, int], concurrent.futures.Future[_Window]] = {}
+        self._open: dict[tuple[int, int], concurrent.futures.Future[tuple[_Window, int]]] = {}
         self._taken: collections.Counter[tuple[int, int]] = collections.Counter()  # batches that have their rows
         self.epoch = functools.lru_cache(maxsize=2)(self._order.epoch)
-        self.copies = cuts.order.shuffle  # rows that are picked one by one are copied already
 
-    def pieces(self, epoch: int, window: int, batch: int) -> list[Batch]:
+    def piece(self, epoch: int, window: int, batch: int) -> Any:
         """Rows that a batch has of a window; each batch asks once. `batch` counts those with rows of the window."""
         key = (epoch, window)
         with self._lock:
             first = key not in self._open
-            rows = self._open.setdefault(key, concurrent.futures.Future())
+            content = self._open.setdefault(key, concurrent.futures.Future())
         if first:
             try:
-                rows.set_result(self._read(epoch, window))
+                content.set_result(self._read(epoch, window))
             except BaseException as error:  # the threads that wait for this window raise it too
-                rows.set_exception(error)
-        found = rows.result()
+                content.set_exception(error)
+        rows, count = content.result()
         with self._lock:
             self._taken[key] += 1
-            if self._taken[key] == len(found.of_batch):
+            if self._taken[key] == count:
                 del self._open[key], self._taken[key]
-        return found.pieces(batch)
+        return rows.piece(batch)
 
-    def _read(self, epoch: int, window: int) -> _Window:
+    def _read(self, epoch: int, window: int) -> tuple[_Window, int]:
+        """The rows of a window, and how many batches have some."""
         blocks, starts = self.epoch(epoch)
         first, last = int(starts[window]), int(starts[window + 1])
         within = self._order.within(epoch, window, last - first)
@@ -172,32 +263,20 @@ class _Windows:
         wanted = []
         for start in range(self._cuts.begin(epoch, first), last, self._cuts.size):
             begin, stop = max(start, first), min(start + self._cuts.size, last)
-            rows = np.arange(begin - first, stop - first)
-            rows = rows if within is None else np.sort(within[rows])
+            rows = np.arange(begin - first, stop - first) if within is None else within[begin - first : stop - first]
             low, high = (max(start + edge - begin, 0) for edge in self._cuts.part)
-            wanted.append(rows[low:high])
-        rows = np.concatenate(wanted)
+            wanted.append(np.sort(rows)[low:high])
         size = self._order.shuffle_blocks
         blocks = blocks[window * size : (window + 1) * size]
-        ends = np.cumsum(self._order.row_counts[blocks])
-        block_of = np.searchsorted(ends, rows, side="right")
-        needed = np.bincount(block_of, minlength=len(blocks)) > 0
-        needed[0] |= not len(rows)  # no rows, but of the same columns
-        kept = np.where(needed, self._order.row_counts[blocks], 0)
-        moved = rows - (ends - np.cumsum(kept))[block_of]  # by the blocks that are left out before each
-        read = [self._source.read(self._split, int(i)) for i in blocks[needed]]
-        by_batch = np.split(moved, np.cumsum([len(of_batch) for of_batch in wanted])[:-1])
-        if within is not None:
-            return _Window([concatenate(read)], np.cumsum(kept)[-1:], list(by_batch))
-        ranges = [range(int(at[0]), int(at[-1]) + 1) if len(at) else range(0) for at in by_batch]
-        return _Window(read, np.cumsum(kept[needed]), list(ranges))
+        return self._reader.read(blocks, wanted), len(wanted)
 
 
 class _Batches:
     """Random access to the batches from `position` on: what Grain reads, from several threads."""
 
-    def __init__(self, windows: _Windows, cuts: _Cuts, epochs: int | None) -> None:
-        self._windows, self._cuts, self._rows, self._size = windows, cuts, cuts.order.rows, cuts.size
+    def __init__(self, reader: _Reader, cuts: _Cuts, epochs: int | None) -> None:
+        self._reader, self._windows, self._cuts = reader, _Windows(reader, cuts), cuts
+        self._rows, self._size = cuts.order.rows, cuts.size
         self._epoch, offset = divmod(cuts.position, self._rows)
         self._first = -(-(cuts.end - offset) // self._size)  # batches left in the epoch of `position`
         self._each = -(-cuts.end // self._size)
@@ -213,16 +292,14 @@ class _Batches:
         start = self._cuts.begin(epoch) + nth * self._size
         stop = min(start + self._size, self._cuts.end)
         _, starts = self._windows.epoch(epoch)
-        parts = []
+        pieces = []
         for window in range(int(np.searchsorted(starts, start, side="right")) - 1, len(starts) - 1):
             first = int(starts[window])
             if first >= stop:
                 break
             number = (start - self._cuts.begin(epoch, first)) // self._size
-            parts += self._windows.pieces(epoch, window, number)
-        # A copy, so that a batch neither shares memory with the next ones nor keeps a window alive.
-        whole = parts[0] if len(parts) == 1 and self._windows.copies else concatenate(parts)
-        return dataclasses.replace(whole, position=epoch * self._rows + min(start + self._cuts.part[0], stop))
+            pieces.append(self._windows.piece(epoch, window, number))
+        return self._reader.join(pieces, index, epoch * self._rows + min(start + self._cuts.part[0], stop))
 
 
 def batches(
@@ -239,6 +316,7 @@ def batches(
     transform: Callable[[Batch], Any] | None = None,
     part: tuple[int, int] | None = None,
     end: int | None = None,
+    pack: bool = False,
 ) -> Iterator[Any]:
     """Host batches of a split, in order, read ahead by threads.
 
@@ -259,6 +337,8 @@ def batches(
       part: of every batch only the samples from the first number to below the second, counted in the batch; what is
         not there is left out, so that of the last batch of an epoch there may be none. None: whole batches.
       end: number of samples after which every epoch ends; None: all of the split.
+      pack: whether rows on disk that are not yet packed, so that any can be taken, are packed now, for this and later
+        passes; the batches are the same.
 
     Returns:
       Iterator of `Batch`, or of what `transform` returns.
@@ -279,12 +359,14 @@ def batches(
     # In the order of the file no window is needed to mix, and one block is the least to read.
     order = Order(source.row_counts(split), seed, shuffle, shuffle_blocks if shuffle else 1)
     cuts = _Cuts(order, batch_size, position, part or (0, batch_size), order.rows if end is None else end)
-    windows = _Windows(source, split, cuts)
+    rows = rows_of(source, split, pack)
+    reader: _Reader = _BlockReader(source, split, order.row_counts, shuffle)
+    reader = reader if rows is None else _RowReader(rows, order.row_counts)
 
     def finish(batch: Batch) -> Any:
         validate(batch, source.schema)
         return batch if transform is None else transform(batch)
 
-    stream = grain.MapDataset.source(_Batches(windows, cuts, epochs)).map(finish)
+    stream = grain.MapDataset.source(_Batches(reader, cuts, epochs)).map(finish)
     options = grain.ReadOptions(num_threads=workers, prefetch_buffer_size=2 * workers)
     return iter(stream.to_iter_dataset(options))

@@ -1,17 +1,18 @@
-"""Meaning of the rows of a feature's table, to compare features that share one, or weights with data."""
+"""Meaning of the rows of a feature's table: to name them, and to compare features, or weights with data."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 
 from recjax.data.arrow import roles
+from recjax.data.batch import Feature
 from recjax.data.prepare.encoder import Encoder, open_encoder
-from recjax.data.prepare.ids import ComputedMap, IdMap, first_row
+from recjax.data.prepare.ids import ComputedMap, IdMap, VocabularyMap, first_row
 from recjax.data.source import BlockSource
 from recjax.data.storage.blocks import PreparedSource
 from recjax.data.storage.manifest import prepare_again
@@ -124,3 +125,44 @@ def describe_difference(first: str, second: str, values: Mapping[str, RowValues]
 
 def _in_words(value: Any) -> str:
     return repr(value.decode("utf-8", "replace") if isinstance(value, bytes) else value)[:80]
+
+
+@dataclasses.dataclass(frozen=True)
+class Meaning:
+    """Labels of the rows of one feature.
+
+    Attributes:
+      shared: the rows that stand for no single value: unknown values, missing ones.
+      name: row -> the value as the raw data write it, "unknown" or "missing"; the row's number where the data do not
+        tell.
+    """
+
+    shared: frozenset[int]
+    name: Callable[[int], str]
+
+
+def meaning(source: BlockSource, feature: Feature) -> Meaning:
+    """Returns the labels of the rows of `feature`; DataError if the vocabularies cannot be read."""
+    about = source.about if isinstance(source, PreparedSource) else {}
+    if not isinstance(source, PreparedSource) or "encoder" not in about:
+        known = feature.name in about.get("vocabularies", {})
+        return _labelled({0: "unknown"} if known else {}, str)
+    encoder = open_encoder(source.path)
+    index = next(i for i, raw in enumerate(encoder.features) if raw.name == feature.name)
+    raw, map_ = encoder.features[index], encoder.maps[index]
+    special = {map_.missing_row: "missing"} if raw.optional else {}
+    if not isinstance(map_, VocabularyMap):
+        return _labelled(special, str)
+    values, first = map_.vocabulary.values, first_row(raw)
+
+    def value(row: int) -> str:
+        found = values[row - first]
+        if raw.values == "hex" and not map_.modulo:  # a reduced one is in no raw row
+            return f"{found:08x}"
+        return found.decode() if isinstance(found, bytes) else str(found)
+
+    return _labelled({0: "unknown", **special}, value)
+
+
+def _labelled(special: dict[int, str], value: Callable[[int], str]) -> Meaning:
+    return Meaning(frozenset(special), lambda row: special[row] if row in special else value(row))

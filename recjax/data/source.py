@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from recjax.data.batch import Bags, Batch, Schema
+from recjax.data.batch import Bags, Batch, Rows, Schema
 from recjax.errors import DataError
 
 BLOCK_ROWS = 4096  # rows of a full block; only the last block of a split holds fewer
@@ -50,6 +50,12 @@ class BlockSource(Protocol):
 def has_blocks(source: BlockSource) -> bool:
     """Returns whether blocks can be read: not those that a run has kept (`recjax.data.storage.run_snapshot`)."""
     return bool(getattr(source, "has_blocks", True))
+
+
+def rows_of(source: BlockSource, split: str, pack: bool = False) -> Rows | None:
+    """Returns the rows of a split, of which any can be taken (`PreparedSource.rows`); None if it has blocks alone."""
+    rows = getattr(source, "rows", None)
+    return rows(split, pack) if rows else None
 
 
 class DrawnSplits:

@@ -16,7 +16,7 @@ import numpy as np
 from recjax.data.arrow import scan
 from recjax.data.arrow.reader import LabelledReader
 from recjax.data.arrow.spool import is_table, spool
-from recjax.data.batch import Batch
+from recjax.data.batch import Batch, Rows
 from recjax.data.prepare.chunk import Chunk, Coded
 from recjax.data.prepare.encoder import Encoder, open_encoder
 from recjax.data.source import BLOCK_ROWS, between
@@ -48,6 +48,10 @@ class WithRows(PreparedSource):
     def read(self, split: str, index: int) -> Batch:
         """See `PreparedSource`."""
         return self._rows.read(split, index) if split == _SPLIT else super().read(split, index)
+
+    def rows(self, split: str, pack: bool = False) -> Rows | None:
+        """See `PreparedSource`; the test split is read but once, and not packed for that."""
+        return None if split == _SPLIT else super().rows(split, pack)
 
 
 @contextlib.contextmanager

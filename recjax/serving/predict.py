@@ -23,7 +23,7 @@ from recjax.data.batch import Batch, Schema, validate
 from recjax.data.pipeline import batches
 from recjax.data.prepare.chunk import Unlabelled
 from recjax.data.prepare.encoder import open_encoder
-from recjax.data.row_labels import meaning
+from recjax.data.row_values import meaning
 from recjax.data.source import between, concatenate, require_rows
 from recjax.data.storage import run_snapshot
 from recjax.data.storage.blocks import PreparedSource, open_prepared

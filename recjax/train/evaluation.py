@@ -21,7 +21,7 @@ from recjax.data import counter_rng
 from recjax.data.arrow.roles import in_shell
 from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
-from recjax.data.row_labels import meaning
+from recjax.data.row_values import meaning
 from recjax.data.source import BlockSource, between, concatenate, take
 from recjax.data.storage.blocks import PreparedSource
 from recjax.errors import ConfigError

@@ -296,7 +296,7 @@ class InputStreams:
             route = functools.partial(self._route, batch_size=size, parts=1, host=host)
             where: dict[str, Any] = {"position": mine.start + before * each, "end": mine.stop, "epochs": 1}
             workers = self.config.train.workers
-            stream = batches(self.source, split, each, transform=route, workers=workers, **where)
+            stream = batches(self.source, split, each, transform=route, workers=workers, pack=True, **where)
             return self._together(self._lengthened(stream, split, steps - before, size, host), stop, host=host)
 
         return InputStream(read, self.reading, size, samples, None, self.reading_stages(host))
@@ -354,6 +354,7 @@ class InputStreams:
             workers=train.workers,
             transform=None if self.gives_rows else route,
             part=None if share.count == share.total else mine,
+            pack=True,
         )
         routed = map(route, stream) if self.gives_rows else stream  # rows are given in the order of the batches
         return self._together(routed, stop, save, host)

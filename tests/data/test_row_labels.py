@@ -8,7 +8,7 @@ from support.shop import Reader, prepare_shop, rows
 from recjax.data.datasets.criteo import CriteoKaggle, open_raw
 from recjax.data.datasets.options import prepare_as
 from recjax.data.prepare.ids import Frequency, Hash
-from recjax.data.row_labels import meaning
+from recjax.data.row_values import meaning
 from recjax.data.storage.blocks import open_prepared
 from recjax.data.synthetic.clicks import Synthetic
 

@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any, Self
 import numpy as np
 
 from recjax.data import given
-from recjax.data.batch import Batch, Schema
+from recjax.data.batch import Batch, RowBatch, RowLayout, Rows, Schema
 from recjax.data.source import SPLITS, split_called
 from recjax.data.storage.manifest import (
     BLOCKS,
@@ -39,11 +40,12 @@ from recjax.data.storage.manifest import (
     schema_from_json,
     write_manifest,
 )
-from recjax.data.storage.remote import Cached, block_files, into_cache
+from recjax.data.storage.packed_rows import PACKED, PackedFile, PackedSplit, write_files
+from recjax.data.storage.remote import Cached, block_files, cache_folder, into_cache
 from recjax.data.thread_map import ahead
 from recjax.errors import DataError, TrainingError
 from recjax.parallel.malloc import keep_freed_memory
-from recjax.utils import strict_json
+from recjax.utils import log, strict_json
 from recjax.utils.files import sha256
 from recjax.utils.locks import locked_folder
 from recjax.utils.paths import is_remote, located, place
@@ -80,6 +82,8 @@ class PreparedSource:
 
         self._reader = functools.cache(functools.partial(self._open, builder.Reader))
         self._files = functools.cache(functools.partial(block_files, manifest["files"]))
+        self._packed_splits: dict[str, PackedSplit | None] = {}
+        self._packing = threading.Lock()
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -106,6 +110,15 @@ class PreparedSource:
         Raises:
           DataError: the record cannot be read; the message names the damaged file.
         """
+        packed = self.rows(split) if self._cached is not None else None  # else its file would be copied for it
+        if packed is None:
+            return self._read(split, index)
+        end = int(self._ends[split][index])
+        numbers_B = np.arange(end - int(self._counts[split][index]), end)
+        block = RowBatch(packed, numbers_B, int(numbers_B[0]), index)
+        return Batch(block.dense, block.bags, block.labels, block.weights, block.position)
+
+    def _read(self, split: str, index: int) -> Batch:
         rows = int(self.row_counts(split)[index])
         if self._cached is not None:
             self._cached.fetch(self._files(self._stored[split])[index // BLOCKS_PER_FILE])
@@ -122,6 +135,64 @@ class PreparedSource:
                 f"{rows}. {_blame(self.path, self._manifest)}"
             )
         return dataclasses.replace(block, position=int(self._ends[split][index]) - rows)
+
+    def rows(self, split: str, pack: bool = False) -> Rows | None:
+        """The rows of a split, of which any can be taken; None where they are not packed for that.
+
+        Args:
+          split: its name.
+          pack: whether to pack those that are not, beside the blocks or in the cache folder. Where neither has room for
+            them, that is said once, and the blocks are what is read.
+        """
+        with self._packing:
+            if split in SPLITS and split not in self._packed_splits and self.row_counts(split).size and self.has_blocks:
+                packed = self._pack(split, pack)
+                if packed or pack:
+                    self._packed_splits[split] = packed
+            return self._packed_splits.get(split)
+
+    def _pack(self, split: str, pack: bool) -> PackedSplit | None:
+        """Opens the packed rows of a split where they are, or first makes them; None where neither can be."""
+        beside, names = self.path / PACKED, self._files(self._stored[split])
+        counts = np.split(self.row_counts(split), range(BLOCKS_PER_FILE, len(self.row_counts(split)), BLOCKS_PER_FILE))
+        layout, origins = RowLayout(self.schema), [self._manifest["files"][name]["sha256"] for name in names]
+
+        def files_in(folder: Path) -> list[PackedFile]:
+            paths = [folder / f"{split}-{number:05}.rows" for number in range(len(names))]
+            rows = [int(of_file.sum()) for of_file in counts]
+            return list(map(PackedFile, paths, itertools.repeat(layout), rows, origins))
+
+        def blocks_of(number: int) -> Iterator[Batch]:
+            start = number * BLOCKS_PER_FILE
+            return (self._read(split, start + i) for i in range(len(counts[number])))
+
+        if len(names) != len(counts):
+            return None
+        reason = "that folder is a link"
+        for folder in (beside, cache_folder() / PACKED / self.fingerprint[:16]):
+            if folder == beside and folder.is_symlink():  # whoever made it chose where it leads
+                continue
+            files = files_in(folder)
+            if all(file.is_there() for file in files):
+                return PackedSplit(files)
+            try:
+                if pack:
+                    write_files(files, blocks_of, self.name)
+            except OSError as error:
+                reason = one_line(error)
+                continue
+            if pack and self._cached is not None:
+                for name in names:
+                    self._cached.drop(name)
+            if pack:
+                return PackedSplit(files)
+        if pack:
+            log.info(
+                f"note: the rows of {self.name} cannot be packed for reading, neither in {beside} nor in {folder} "
+                f"({reason}), so that their blocks are read, which is slower. Make room there, or name another folder "
+                "for the second with RECJAX_CACHE."
+            )
+        return None
 
     def verify(self) -> Self:
         """Returns itself, once every file was read (of object storage: copied) and has its checksum.

@@ -72,7 +72,7 @@ class Cached:
           TrainingError: the cache folder cannot be written.
         """
         copy = self.local / name
-        if name in self._whole:
+        if name in self._whole and copy.is_file():  # another process may have dropped it
             return copy
         with self._lock:
             try:
@@ -87,6 +87,11 @@ class Cached:
                 ) from error
             self._whole.add(name)
         return copy
+
+    def drop(self, name: str) -> None:
+        """Removes the copy of a file; whoever asks for the file again has another made."""
+        self._whole.discard(name)
+        (self.local / name).unlink(missing_ok=True)
 
     def _copy(self, name: str, copy: Path) -> None:
         digest = hashlib.sha256()

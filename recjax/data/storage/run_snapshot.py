@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from recjax.data.batch import Batch, Schema
-from recjax.data.source import BlockSource, has_blocks
+from recjax.data.batch import Batch, Rows, Schema
+from recjax.data.source import BlockSource, has_blocks, rows_of
 from recjax.data.storage.blocks import PreparedSource, open_prepared
 from recjax.data.storage.manifest import BLOCKS, MANIFEST, read_manifest
 from recjax.errors import DataError, TrainingError
@@ -59,6 +59,10 @@ class EarlierBlocks(PreparedSource):
     def read(self, split: str, index: int) -> Batch:
         """See `PreparedSource`."""
         return self._first.read(split, index)
+
+    def rows(self, split: str, pack: bool = False) -> Rows | None:
+        """See `PreparedSource`."""
+        return rows_of(self._first, split, pack)
 
 
 def snapshot_data(source: BlockSource, out: Path) -> None:
