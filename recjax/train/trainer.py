@@ -55,7 +55,7 @@ from recjax.train.state import EMPTY, HostState, TrainState
 from recjax.train.step import Metrics, StepOptions, make_predict, make_train_step
 from recjax.train.table_specs import dims, refuse_reduced
 from recjax.train.tasks import Tasks, choice_of, outputs_for, tasks_of
-from recjax.train.two_sided import is_two_sided, refuse_what_does_not_go, sides_of
+from recjax.train.two_sided import is_two_sided, refuse_pairs_alone, refuse_what_does_not_go, sides_of
 from recjax.utils.lazy_arrays import load
 
 
@@ -410,6 +410,8 @@ def assemble_trainer(
     if is_two_sided(config):
         refuse_what_does_not_go(config, source.schema)
         sides["sides"] = sides_of(config, source.schema)
+    else:
+        refuse_pairs_alone(config, source)
     if getattr(config.model, "grouped", False):
         sides["groups"] = source.schema.groups
     build = functools.partial(

@@ -20,6 +20,17 @@ def is_two_sided(config: RunConfig) -> bool:
     return bool(getattr(config.model, "two_sided", False))
 
 
+def refuse_pairs_alone(config: RunConfig, source: BlockSource) -> None:
+    """Refuses rows without a label, pairs of a user and an item, for a model that tells labels apart (ConfigError)."""
+    options = getattr(source, "about", {}).get("options", {})
+    if options.get("item") and not options.get("label"):
+        raise ConfigError(
+            f"each row is a {options['user']} and a {options['item']} that belong together, with no label, and "
+            f"model={config.model.kind} learns to tell labels apart. Give data.label=COLUMN, or model=two_tower, which "
+            "learns from pairs alone."
+        )
+
+
 def sides_of(config: RunConfig, schema: Schema) -> Sides:
     """What the user's side and the item's see, "user" and "item", of a model of two sides.
 

@@ -10,6 +10,7 @@ from support.commands import inside
 from support.problems import by_row
 
 import recjax
+from recjax.errors import ConfigError
 from recjax.serving.service import Service, ServiceConfig
 from recjax.train.build import build_trainer
 
@@ -138,3 +139,10 @@ def test_a_request_gets_the_scores_of_predict(log, tmp_path):
     scores = [json.loads(line)["logit"] for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
     assert len(set(scores)) > 12
     np.testing.assert_allclose(json.loads(answer)["scores"]["logit"], scores, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_without_a_label_are_refused(log):
+    """There would be nothing to tell apart, and a training would make a model that says yes to everything."""
+    config = recjax.override(config_of(log), {"data.label": ""})
+    with pytest.raises(ConfigError, match="each row is a u and a i that belong together, with no label, and model=din"):
+        build_trainer(config)
