@@ -8,6 +8,7 @@ import pytest
 from support import tables
 from support.commands import inside
 from support.problems import by_row
+from support.processes import assert_equal, train_together
 
 import recjax
 from recjax.errors import ConfigError
@@ -146,3 +147,11 @@ def test_rows_without_a_label_are_refused(log):
     config = recjax.override(config_of(log), {"data.label": ""})
     with pytest.raises(ConfigError, match="each row is a u and a i that belong together, with no label, and model=din"):
         build_trainer(config)
+
+
+@pytest.mark.multiprocess
+def test_two_processes_give_the_numbers_of_one(log, tmp_path):
+    settings = [f"data.from={log}", *SETTINGS, "compute_dtype=float64", "mesh.devices=4", "plan=row_wise"]
+    for processes in (1, 2):
+        train_together(processes, tmp_path / f"by {processes}", "din", settings)
+    assert_equal(tmp_path / "by 1", tmp_path / "by 2", 1e-9)
