@@ -140,13 +140,24 @@ def test_operations_and_loops_are_few(target: str, what: str) -> None:
     assert aot.loops(program) <= BOUNDS[target, what][1]
 
 
+ON_ONE = ["train.batch_size=4096", "mesh.devices=1", "mesh.platform=cpu", "train.routing=device"]
+
+
 def test_a_small_step_on_one_gpu_is_few_operations() -> None:
     """On a GPU each costs some microseconds, of which a step of 4,096 samples of this model has some hundreds."""
     if lacking := missing("h200"):
         pytest.skip(lacking)
-    settings = ["train.batch_size=4096", "mesh.devices=1", "mesh.platform=cpu", "train.routing=device"]
-    program = aot.compiled(presets.load("bench_kaggle16", settings), "h200", "steps").program
+    program = aot.compiled(presets.load("bench_kaggle16", ON_ONE), "h200", "steps").program
     assert aot.launches(program) / aot.STEPS <= 150
+
+
+def test_products_by_three_passes_are_so_all_of_them() -> None:
+    if lacking := missing("h200"):
+        pytest.skip(lacking)
+    config = presets.load("bench_kaggle16", [*ON_ONE, "compute_dtype=tensorfloat32x3"])
+    dots = [i for i in aot.instructions(aot.compiled(config, "h200", "train_step").program) if i.opcode == "dot"]
+    assert len(dots) >= 3 * 7 - 2  # of the layers but the first one's input, and of the one with a single output
+    assert all("dot_tf32_tf32_f32_x3" in dot.attributes for dot in dots)
 
 
 @pytest.mark.parametrize("what", ["train_step", "predict"])

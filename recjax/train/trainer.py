@@ -29,7 +29,7 @@ from recjax.embedding.plan import Plan
 from recjax.embedding.routing import device
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
-from recjax.models.dense import Precision
+from recjax.models.dense import PRECISIONS, Precision
 from recjax.models.layers import products_in
 from recjax.models.products import Products, compiler_options
 from recjax.parallel import watchdog
@@ -393,8 +393,7 @@ def assemble_trainer(
         seed=config.seed,
         **outputs_for(config.model, tasks),
     )
-    tensorfloat32 = config.compute_dtype == "tensorfloat32"
-    with products_in(Precision.HIGH if tensorfloat32 else Precision.HIGHEST):
+    with products_in(PRECISIONS.get(config.compute_dtype, Precision.HIGHEST)):
         model = built(config.model, build if weights else functools.partial(nnx.eval_shape, build))
     products = set_products(model, config, mesh)
     platform = mesh.devices.flat[0].platform
