@@ -21,7 +21,7 @@ def test_a_setting_that_cannot_be(preset, tmp_path):
         ("data.path=x", "it exists only with data=(movietweetings|prepared)"),
         ("mesh.devices=0.5", r"mesh.devices=0.5: expected an integer.* Write for example mesh.devices=8\."),
         ("train.optimizer=sdg", "expected sgd, adagrad, adam or optax, not 'sdg'"),
-        ("compute_dtype=float16", "expected float32, tensorfloat32, bfloat16 or float64"),
+        ("compute_dtype=float16", "expected float32, tensorfloat32, tensorfloat32x3, bfloat16 or float64"),
         ("train.batch_size=0", "train: batch_size is 0; it must be at least 1"),
         ("embedding.optimizer.learning_rate=-1", "embedding.optimizer: learning_rate is -1.0; it must be positive"),
         ("seed=-1", "seed is -1; it must be 0 to 4294967295"),

@@ -104,7 +104,7 @@ Model = (
     | MFConfig
     | TwoTowerConfig
 )
-ComputeDtype = Literal["float32", "tensorfloat32", "bfloat16", "float64"]
+ComputeDtype = Literal["float32", "tensorfloat32", "tensorfloat32x3", "bfloat16", "float64"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +194,7 @@ class RunConfig:
     tier: TierConfig = TierConfig()  # places for rows that devices have no memory for; changes no number
     planner: PlannerConfig = PlannerConfig()  # machine by which plan=auto chooses; changes no number either
     # Dtype of the dense part; float64: of everything. tensorfloat32 is float32 whose products a GPU may round on the
-    # way in.
+    # way in; tensorfloat32x3 makes up for it by two products more, with the error of float32.
     compute_dtype: ComputeDtype = "float32"
 
     def __init_subclass__(cls) -> None:
@@ -240,7 +240,7 @@ class RunConfig:
     @property
     def dense_dtype(self) -> str:
         """The dtype of the dense part's arrays: TensorFloat32 is no dtype, but a way to multiply float32."""
-        return "float32" if self.compute_dtype == "tensorfloat32" else self.compute_dtype
+        return "float32" if self.compute_dtype.startswith("tensorfloat32") else self.compute_dtype
 
     def for_rows(self, rows: int) -> Self:
         """The settings that a training split of `rows` samples is trained with.

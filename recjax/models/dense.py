@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,10 @@ from recjax.kernels import target_platform
 from recjax.models.products import BY_KERNELS, BY_XLA, LayerShape, Products, Way, Ways
 
 Precision = jax.lax.Precision
+Rounding: TypeAlias = Precision | jax.lax.DotAlgorithmPreset  # how a product may round its factors: see `rounding`
+THREE_PASSES = jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3
+# Of values of `compute_dtype` that name a way to multiply float32, where all others are dtypes.
+PRECISIONS: dict[str, Rounding] = {"tensorfloat32": Precision.HIGH, "tensorfloat32x3": THREE_PASSES}
 
 
 def full_precision(dtype: Any) -> Any:
@@ -21,8 +25,16 @@ def full_precision(dtype: Any) -> Any:
     return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 
-def rounding(factor: jax.Array, precision: Precision) -> Precision | jax.lax.DotAlgorithmPreset:
-    """Returns the precision of a product: to XLA for GPUs HIGH means one thing in a library, another in Triton."""
+def rounding(factor: jax.Array, precision: Rounding) -> Rounding:
+    """Returns the precision of a product as this platform is to be told it.
+
+    To XLA for GPUs HIGH means one thing in a library, another in Triton. `THREE_PASSES` is HIGHEST elsewhere: a GPU
+    cuts each float32 factor in two of TensorFloat32, and adds up three of their four products, whose error is that of
+    float32 sums.
+    """
+    if precision == THREE_PASSES:
+        exact = factor.dtype != jnp.float32 or target_platform() != "gpu"
+        return Precision.HIGHEST if exact else THREE_PASSES
     if precision == Precision.HIGH and factor.dtype == jnp.float32 and target_platform() == "gpu":
         return jax.lax.DotAlgorithmPreset.TF32_TF32_F32
     return precision
@@ -33,7 +45,7 @@ def dense(
     kernel_KxN: jax.Array,
     bias_N: jax.Array | None,
     relu: bool,
-    precision: Precision = Precision.HIGHEST,
+    precision: Rounding = Precision.HIGHEST,
     products: Products | None = None,
 ) -> jax.Array:
     """A dense layer, x W + b or ReLU of it: [b, N] in the dtype of x. W and b are float32.
@@ -55,7 +67,7 @@ def dense(
 
 
 def _dense(
-    x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool, precision: Precision
+    x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool, precision: Rounding
 ) -> jax.Array:
     y_BxN = _product(x_BxK, kernel_KxN, precision)
     if bias_N is not None:
@@ -65,7 +77,7 @@ def _dense(
 
 
 def forward_by(
-    way: Way, x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool, precision: Precision
+    way: Way, x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool, precision: Rounding
 ) -> jax.Array:
     """Returns what `dense` does, by the kernels or by XLA, not differentiable."""
     if way == "kernels":
@@ -74,7 +86,7 @@ def forward_by(
 
 
 def into_input_by(
-    way: Way, kernel_KxN: jax.Array, y_BxN: jax.Array | None, grads_BxN: jax.Array, precision: Precision
+    way: Way, kernel_KxN: jax.Array, y_BxN: jax.Array | None, grads_BxN: jax.Array, precision: Rounding
 ) -> jax.Array:
     """Returns the gradient of a layer's x from that of its result y, which is None without ReLU: [b, K]."""
     if way == "kernels":
@@ -88,7 +100,7 @@ def into_kernel_by(
     y_BxN: jax.Array | None,
     grads_BxN: jax.Array,
     biased: bool,
-    precision: Precision,
+    precision: Rounding,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Returns the gradients of W and b, likewise; the latter is None where the layer is not `biased`."""
     if way == "kernels":
@@ -104,20 +116,20 @@ def _through_relu(y_BxN: jax.Array | None, grads_BxN: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def _mixed(
-    x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool, precision: Precision, ways: Ways
+    x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool, precision: Rounding, ways: Ways
 ) -> jax.Array:
     """A layer of which the kernels compute some products and XLA the others."""
     return forward_by(ways.forward, x_BxK, kernel_KxN, bias_N, relu, precision)
 
 
 def _mixed_forward(
-    x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool, precision: Precision, ways: Ways
+    x_BxK: jax.Array, kernel_KxN: jax.Array, bias_N: jax.Array | None, relu: bool, precision: Rounding, ways: Ways
 ) -> tuple[jax.Array, Any]:
     y_BxN = _mixed(x_BxK, kernel_KxN, bias_N, relu, precision, ways)
     return y_BxN, (x_BxK, kernel_KxN, bias_N, y_BxN if relu else None)
 
 
-def _mixed_backward(relu: bool, precision: Precision, ways: Ways, saved: Any, grads_BxN: jax.Array) -> Any:
+def _mixed_backward(relu: bool, precision: Rounding, ways: Ways, saved: Any, grads_BxN: jax.Array) -> Any:
     x_BxK, kernel_KxN, bias_N, y_BxN = saved
     into_x = into_input_by(ways.into_input, kernel_KxN, y_BxN, grads_BxN, precision)
     return into_x, *into_kernel_by(ways.into_kernel, x_BxK, y_BxN, grads_BxN, bias_N is not None, precision)
@@ -127,28 +139,28 @@ _mixed.defvjp(_mixed_forward, _mixed_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _product(x_BxK: jax.Array, kernel_KxN: jax.Array, precision: Precision) -> jax.Array:
+def _product(x_BxK: jax.Array, kernel_KxN: jax.Array, precision: Rounding) -> jax.Array:
     """The product x W in the dtype of x, added up and given in `full_precision`; so are the gradients of W."""
     return _dot(x_BxK, kernel_KxN.astype(x_BxK.dtype), 1, 0, precision)
 
 
-def _product_forward(x_BxK: jax.Array, kernel_KxN: jax.Array, precision: Precision) -> tuple[jax.Array, Any]:
+def _product_forward(x_BxK: jax.Array, kernel_KxN: jax.Array, precision: Rounding) -> tuple[jax.Array, Any]:
     return _product(x_BxK, kernel_KxN, precision), (x_BxK, kernel_KxN)
 
 
-def _product_backward(precision: Precision, saved: Any, grads_BxN: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _product_backward(precision: Rounding, saved: Any, grads_BxN: jax.Array) -> tuple[jax.Array, jax.Array]:
     x_BxK, kernel_KxN = saved
     grads_BxN = grads_BxN.astype(x_BxK.dtype)
     into_x_BxK = _product_into_input(kernel_KxN, grads_BxN, precision)
     return into_x_BxK, _product_into_kernel(x_BxK, grads_BxN, precision).astype(kernel_KxN.dtype)
 
 
-def _product_into_input(kernel_KxN: jax.Array, grads_BxN: jax.Array, precision: Precision) -> jax.Array:
+def _product_into_input(kernel_KxN: jax.Array, grads_BxN: jax.Array, precision: Rounding) -> jax.Array:
     dtype = grads_BxN.dtype
     return _dot(grads_BxN, kernel_KxN.astype(dtype), 1, 1, precision).astype(dtype)
 
 
-def _product_into_kernel(x_BxK: jax.Array, grads_BxN: jax.Array, precision: Precision) -> jax.Array:
+def _product_into_kernel(x_BxK: jax.Array, grads_BxN: jax.Array, precision: Rounding) -> jax.Array:
     """The gradient of W, of `full_precision`."""
     if x_BxK.dtype == jnp.bfloat16 and target_platform() == "cpu":
         # XLA's fast bfloat16 product wants the summed dimension last in memory; else it takes twice as long.
@@ -160,7 +172,7 @@ def _product_into_kernel(x_BxK: jax.Array, grads_BxN: jax.Array, precision: Prec
 _product.defvjp(_product_forward, _product_backward)
 
 
-def _dot(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int, precision: Precision) -> jax.Array:
+def _dot(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int, precision: Rounding) -> jax.Array:
     axes = (((left_axis,), (right_axis,)), ((), ()))
     wide = full_precision(left.dtype)
     return jax.lax.dot_general(left, right, axes, precision=rounding(left, precision), preferred_element_type=wide)

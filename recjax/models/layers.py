@@ -19,7 +19,7 @@ from flax import nnx
 from recjax import kernels
 from recjax.embedding.optim import SparseOptimizer
 from recjax.errors import ConfigError
-from recjax.models.dense import Precision, dense, full_precision, rounding
+from recjax.models.dense import Precision, Rounding, dense, full_precision, rounding
 from recjax.models.products import Products
 from recjax.models.stateful import BatchNorm, Dropout, check_rate
 
@@ -56,15 +56,16 @@ def _room(size: int) -> int:
 
 
 LINEAR = ".linear"  # ends the name of the first-order lookup of the feature that stands before it
-_precision = contextvars.ContextVar("precision", default=Precision.HIGHEST)
+_precision: contextvars.ContextVar[Rounding] = contextvars.ContextVar("precision", default=Precision.HIGHEST)
 
 
 @contextlib.contextmanager
-def products_in(precision: Precision) -> Iterator[None]:
+def products_in(precision: Rounding) -> Iterator[None]:
     """Makes the layers that are built meanwhile round the factors of float32 products as `precision` lets a device.
 
     HIGHEST does not round: numbers depend on no device. HIGH is TensorFloat32 on a GPU (10 bits of mantissa where
-    float32 has 23; sums stay float32), and three bfloat16 passes instead of six on a TPU. CPUs never round.
+    float32 has 23; sums stay float32), and three bfloat16 passes instead of six on a TPU. `dense.THREE_PASSES` makes up
+    on a GPU for what that rounds, and is HIGHEST elsewhere. CPUs never round.
     """
     token = _precision.set(precision)
     try:
@@ -73,7 +74,7 @@ def products_in(precision: Precision) -> Iterator[None]:
         _precision.reset(token)
 
 
-def chosen_precision() -> Precision:
+def chosen_precision() -> Rounding:
     """Returns the precision of float32 products in layers that are built now: see `products_in`."""
     return _precision.get()
 
@@ -200,7 +201,7 @@ class Mlp(nnx.Module):
 
 
 def dot_interaction(
-    vectors_BxFxD: jax.Array, itself: bool = False, precision: Precision = Precision.HIGHEST
+    vectors_BxFxD: jax.Array, itself: bool = False, precision: Rounding = Precision.HIGHEST
 ) -> jax.Array:
     """Pairwise dot products Z = T T^t: the strictly lower triangle (i > j), row by row.
 
@@ -221,7 +222,7 @@ def dot_interaction(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _dot_interaction(vectors_BxFxD: jax.Array, itself: bool, precision: Precision) -> jax.Array:
+def _dot_interaction(vectors_BxFxD: jax.Array, itself: bool, precision: Rounding) -> jax.Array:
     i, j = _triangle(vectors_BxFxD.shape[1], itself)
     rounded = rounding(vectors_BxFxD, precision)
     products_BxFxF = jnp.einsum("bid,bjd->bij", vectors_BxFxD, vectors_BxFxD, precision=rounded)
@@ -229,13 +230,13 @@ def _dot_interaction(vectors_BxFxD: jax.Array, itself: bool, precision: Precisio
 
 
 def _dot_interaction_forward(
-    vectors_BxFxD: jax.Array, itself: bool, precision: Precision
+    vectors_BxFxD: jax.Array, itself: bool, precision: Rounding
 ) -> tuple[jax.Array, jax.Array]:
     return _dot_interaction(vectors_BxFxD, itself, precision), vectors_BxFxD
 
 
 def _dot_interaction_backward(
-    itself: bool, precision: Precision, vectors_BxFxD: jax.Array, grads_BxP: jax.Array
+    itself: bool, precision: Rounding, vectors_BxFxD: jax.Array, grads_BxP: jax.Array
 ) -> tuple[jax.Array]:
     """One product with the symmetric matrix of the gradients; to differentiate step by step takes two and a scatter."""
     F = vectors_BxFxD.shape[1]

@@ -1,9 +1,10 @@
 """Ways to hold the dense parameters and to sum their gradients over the devices: `train.dense`.
 
-`Replicated` holds everything on every device and sums gradients by all-reduce. `Sharded` is ZeRO's third stage
-(Rajbhandari et al. 2020, arXiv:1910.02054, section 5.3), also called fully sharded data parallel: a device holds 1/N
-of each parameter and of its optimizer state, parameters are gathered before they are used, and gradients arrive
-summed and split by reduce-scatter. The numbers are the same, and checkpoints too: whole arrays, whoever wrote them.
+`Replicated` holds everything on every device and sums gradients by all-reduce; on GPUs `Flat` does, in one vector.
+`Sharded` is ZeRO's third stage (Rajbhandari et al. 2020, arXiv:1910.02054, section 5.3), also called fully sharded data
+parallel: a device holds 1/N of each parameter and of its optimizer state, parameters are gathered before they are used,
+and gradients arrive summed and split by reduce-scatter. The numbers are the same, and checkpoints too: whole arrays,
+whoever wrote them.
 
 A ring moves 2 (N - 1) / N bytes for each byte of parameters either way: an all-reduce, or an all-gather and a
 reduce-scatter. That is why gathered parameters are kept for the backward pass: gathering them once more would cost half
@@ -22,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +64,7 @@ class Replicated:
 
     def like(self, dense: Any) -> Any:
         """Whole parameters' shapes and dtypes, from parameters as they are held."""
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), dense)
+        return _shapes(dense)
 
     def gather(self, dense: Any, order: Sequence[int]) -> Any:
         """Whole parameters on each device, of which gradients are those of its own samples alone. Moves nothing."""
@@ -118,7 +119,7 @@ class Sharded:
         Raises:
           ConfigError: a value's update depends on other values.
         """
-        params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+        params = _shapes(params)
         flat = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.size,), x.dtype), params)
         opt, flat_opt = jax.eval_shape(tx.init, params), jax.eval_shape(tx.init, flat)
         whole_sizes, flat_sizes = ([leaf.size for leaf in jax.tree.leaves(tree)] for tree in (opt, flat_opt))
@@ -192,8 +193,104 @@ class Sharded:
         return jnp.pad(jnp.reshape(x, -1), (0, -x.size % self.devices))
 
 
-Dense: TypeAlias = Replicated | Sharded
+@dataclasses.dataclass(frozen=True)
+class Flat:
+    """Every device holds all parameters in one vector, and their optimizer state in as few.
+
+    A GPU is then given one operation for the update of all, and one for the check of all, where it would be given some
+    for each parameter: for a small model their number is the time. The optimizer sees one parameter, so it must work on
+    each value by itself. Gradients are one all-reduce.
+
+    Attributes:
+      params: shapes and dtypes of the whole parameters, of one dtype.
+      opt: structure of their whole optimizer state.
+      joined: tree like the state of the vector: whether a leaf has a value for each value of a parameter.
+    """
+
+    bucket_bytes: ClassVar[int] = 0
+
+    params: Any
+    opt: Any
+    joined: Any
+
+    @classmethod
+    def of(cls, params: Any, tx: optax.GradientTransformation) -> Flat | None:
+        """For parameters of these shapes under the optimizer `tx`; None if they cannot be held so."""
+        shapes, flat = _shapes(params), _flat_shape(params)
+        if flat is None:
+            return None
+        opt, flat_opt = jax.eval_shape(tx.init, shapes), jax.eval_shape(tx.init, flat)
+        joined = jax.tree.map(lambda x: x.shape == flat.shape, flat_opt)
+        expected: list[Any] = []  # shapes of the whole state, if each vector stands for a tree like the parameters
+        for leaf, stands in zip(jax.tree.leaves(flat_opt), jax.tree.leaves(joined), strict=True):
+            expected += [x.shape for x in jax.tree.leaves(shapes)] if stands else [leaf.shape]
+        alike = [x.shape for x in jax.tree.leaves(opt)] == expected
+        if not alike or not _elementwise(jax.make_jaxpr(tx.update)(flat, flat_opt, flat).jaxpr):
+            return None
+        return cls(shapes, jax.tree.structure(opt), joined)
+
+    def hold(self, dense: Any, opt: Any) -> tuple[Any, Any]:
+        """Whole parameters and optimizer state, as a TrainState has them: vectors, and what is no parameter's."""
+        leaves, count = iter(jax.tree.leaves(opt)), len(jax.tree.leaves(self.params))
+        parts = [
+            _vector([next(leaves) for _ in range(count)]) if stands else next(leaves)
+            for stands in jax.tree.leaves(self.joined)
+        ]
+        return _vector(jax.tree.leaves(dense)), jax.tree.unflatten(jax.tree.structure(self.joined), parts)
+
+    def whole(self, dense: Any, opt: Any) -> tuple[Any, Any]:
+        """The inverse of `hold`."""
+        leaves: list[Any] = []
+        for leaf, stands in zip(jax.tree.leaves(opt), jax.tree.leaves(self.joined), strict=True):
+            leaves += jax.tree.leaves(self._split(leaf)) if stands else [leaf]
+        return self._split(dense), jax.tree.unflatten(self.opt, leaves)
+
+    def specs(self) -> tuple[Any, Any]:
+        """PartitionSpecs of both."""
+        return P(), P()
+
+    def like(self, dense: Any) -> Any:
+        """Whole parameters' shapes and dtypes."""
+        return self.params
+
+    def gather(self, dense: Any, order: Sequence[int]) -> Any:
+        """Whole parameters on each device, of which gradients are those of its own samples alone. Moves nothing."""
+        return self._split(jax.lax.pcast(dense, BATCH_AXES, to="varying"))
+
+    def reduce(self, grads: Any, loss: jax.Array, weight: jax.Array, order: Sequence[int]) -> Sums:
+        """Sums over the devices, of gradients one vector."""
+        sums = jax.lax.psum(_vector([*jax.tree.leaves(grads), loss, weight]), BATCH_AXES)
+        return sums[:-2], sums[-2], sums[-1]
+
+    def total(self, x: jax.Array) -> jax.Array:
+        """The sum over all gradients, from the sum over those that this device holds."""
+        return x
+
+    def _split(self, vector: Any) -> Any:
+        leaves, structure = jax.tree.flatten(self.params)
+        parts = _columns(vector[None], [x.size for x in leaves])
+        return jax.tree.unflatten(structure, [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)])
+
+
+Dense: TypeAlias = Replicated | Sharded | Flat
 REPLICATED = Replicated()
+
+
+def flattened(dense: Dense, params: Any, tx: optax.GradientTransformation, platform: str) -> Dense:
+    """Returns `dense`, but on a GPU one vector in place of many parameters, if they can be held so.
+
+    Elsewhere nothing is gained: what a CPU does for each parameter costs little, and a TPU would have to copy the
+    parts of a vector for its products. Buckets of gradients want the parameters apart.
+
+    Args:
+      dense: as `make_dense` gave it, for any platform.
+      params: arrays of the parameters, or their shapes.
+      tx: their optimizer.
+      platform: "cpu", "gpu" or "tpu".
+    """
+    if isinstance(dense, Sharded) or dense.bucket_bytes:
+        return dense
+    return (Flat.of(params, tx) if platform == "gpu" else None) or REPLICATED
 
 
 def make_dense(
@@ -203,16 +300,17 @@ def make_dense(
     tx: optax.GradientTransformation,
     dtype: Any,
     devices: int,
+    platform: str = "cpu",
 ) -> Dense:
-    """Makes the way that `train.dense` and `train.bucket_mib` ask for.
+    """Makes the way that `train.dense` and `train.bucket_mib` ask for, on so many devices of a platform.
 
     Raises:
       ConfigError: as `Sharded.of`.
     """
     bucket_bytes = int(bucket_mib * 2**20)
-    if held == "replicated":
-        return Replicated(bucket_bytes)
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), parameters(model))
+    if held == "replicated":
+        return flattened(Replicated(bucket_bytes), params, tx, platform)
     return Sharded.of(params, tx, devices, bucket_bytes)
 
 
@@ -289,6 +387,23 @@ def _columns(x_NxS: jax.Array, widths: Sequence[int]) -> list[jax.Array]:
     """Parts of the given widths, one after the other; what lies beyond them is left out."""
     ends = list(itertools.accumulate(widths))
     return [x_NxS[:, end - width : end] for width, end in zip(widths, ends, strict=True)]
+
+
+def _vector(leaves: Sequence[Any]) -> Any:
+    """The values of all leaves, one after the other."""
+    return jnp.concatenate([jnp.reshape(x, -1) for x in leaves])
+
+
+def _shapes(params: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+
+
+def _flat_shape(params: Any) -> jax.ShapeDtypeStruct | None:
+    """Returns the shape of one vector of all parameters; None if they are of several dtypes, or none."""
+    leaves = jax.tree.leaves(params)
+    if len({x.dtype for x in leaves}) != 1:
+        return None
+    return jax.ShapeDtypeStruct((sum(x.size for x in leaves),), leaves[0].dtype)
 
 
 def _unflat(x: Any, shape: Any) -> Any:

@@ -29,7 +29,7 @@ from recjax.embedding.plan import Plan
 from recjax.embedding.routing import device
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
-from recjax.models.dense import Precision
+from recjax.models.dense import PRECISIONS, Precision
 from recjax.models.layers import products_in
 from recjax.models.products import Products, compiler_options
 from recjax.parallel import watchdog
@@ -423,17 +423,17 @@ def assemble_trainer(
         **outputs_for(config.model, tasks),
         **sides,
     )
-    tensorfloat32 = config.compute_dtype == "tensorfloat32"
-    with products_in(Precision.HIGH if tensorfloat32 else Precision.HIGHEST):
+    with products_in(PRECISIONS.get(config.compute_dtype, Precision.HIGHEST)):
         model = built(config.model, build if weights else functools.partial(nnx.eval_shape, build))
     products = set_products(model, config, mesh)
-    if config.embedding.ragged and mesh.devices.flat[0].platform == "cpu":
+    platform = mesh.devices.flat[0].platform
+    if config.embedding.ragged and platform == "cpu":
         raise ConfigError(
             "embedding.ragged=true, but the mesh is of CPU devices, for which XLA has no ragged all-to-all. Leave it "
             "false there: nothing but the bytes of padding depends on it."
         )
     bound = bound_as(config, plan, tables, features, shape)
-    if mesh.devices.flat[0].platform == "tpu":
+    if platform == "tpu":
         bound = in_lines(bound)
     chosen_bytes = chosen.tier.device_bytes if chosen and chosen.tier else 0
     if budget := config.tier.bytes_of("device_bytes") or chosen_bytes:
@@ -459,7 +459,7 @@ def assemble_trainer(
         )
     tx = optax.set_to_zero() if config.train.freezes_dense else config.train.optimizer.build()
     bucket_mib = chosen.bucket_mib if chosen else config.train.bucket_mib
-    dense = make_dense(config.train.dense, bucket_mib, model, tx, dtype, mesh.devices.size)
+    dense = make_dense(config.train.dense, bucket_mib, model, tx, dtype, mesh.devices.size, platform)
     train = config.train
     per_sample = asks_for_samples(model, train.accumulate)
     options = StepOptions(

@@ -177,7 +177,7 @@ def trainer_of(
         ),
         tier=TierConfig(cache_bytes, dram_bytes, disk),
     )
-    dense = make_dense(held, bucket_mib, model, problem.tx, dtype, devices)
+    dense = make_dense(held, bucket_mib, model, problem.tx, dtype, devices, mesh.devices.flat[0].platform)
     source: Any = problem.source
     per_sample = asks_for_samples(model, problem.options.accumulate)
     options = dataclasses.replace(problem.options, per_sample=per_sample)

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from recjax.models.dense import PRECISIONS, Precision, rounding
+
 _COPY_FLOATS = 2**26  # 256 MiB, far more than a cache holds
 _SIZE = 2048
 
@@ -18,7 +20,7 @@ def rates(dtypes: tuple[str, ...], device: jax.Device) -> dict[str, Any]:
     """Best of several tries on one device.
 
     Args:
-      dtypes: "float32", "tensorfloat32", "bfloat16": those whose products to time.
+      dtypes: "float32", "tensorfloat32", "tensorfloat32x3", "bfloat16": those whose products to time.
       device: where.
 
     Returns:
@@ -36,12 +38,11 @@ def rates(dtypes: tuple[str, ...], device: jax.Device) -> dict[str, Any]:
     copy_s = _best(copy)
     found = {}
     for name in dtypes:
-        rounds = name == "tensorfloat32"
-        precision = jax.lax.Precision.HIGH if rounds else jax.lax.Precision.HIGHEST
-        a = jax.device_put(jnp.ones((_SIZE, _SIZE), "float32" if rounds else name), device)
+        a = jax.device_put(jnp.ones((_SIZE, _SIZE), "float32" if name in PRECISIONS else name), device)
 
-        def product(a: jax.Array, precision: jax.lax.Precision = precision) -> jax.Array:
+        def product(a: jax.Array, name: str = name) -> jax.Array:
             wide = jnp.promote_types(a.dtype, "float32")
+            precision = rounding(a, PRECISIONS.get(name, Precision.HIGHEST))
             return jax.lax.dot(a, a, precision=precision, preferred_element_type=wide)
 
         compiled = jax.jit(product)

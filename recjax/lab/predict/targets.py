@@ -22,6 +22,8 @@ from jax.sharding import AxisType, Mesh
 from recjax.embedding.lines import in_lines
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import AXES
+from recjax.train.dense import flattened
+from recjax.train.module import parameters
 from recjax.train.trainer import Trainer
 
 PLATFORM = {"h200": "gpu", "v5e": "tpu", "v6e": "tpu"}  # of each target
@@ -124,4 +126,7 @@ def moved(trainer: Trainer, target: str) -> Trainer:
     """The trainer on as many devices of the target as its mesh has; nothing of it can run."""
     bound = in_lines(trainer.bound) if PLATFORM[target] == "tpu" else trainer.bound
     there = np.array(devices(target, trainer.mesh.devices.size)).reshape(trainer.mesh.devices.shape)
-    return dataclasses.replace(trainer, bound=bound, mesh=Mesh(there, AXES, axis_types=(AxisType.Auto,) * len(AXES)))
+    mesh = Mesh(there, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, trainer.dtype), parameters(trainer.model))
+    dense = flattened(trainer.dense, params, trainer.tx, PLATFORM[target])
+    return dataclasses.replace(trainer, bound=bound, mesh=mesh, dense=dense)
