@@ -38,10 +38,9 @@ def sides_of(config: RunConfig, schema: Schema) -> Sides:
                 f"model={model.kind} finds items for users, and nothing says which feature is the {name}. Give "
                 f"data.{name}=COLUMN for a table of your own, or model.{name}=FEATURE: {', '.join(features)}."
             )
-        if unknown := [each for each in names if each not in features and each not in dense]:
-            raise ConfigError(
-                f"model.{name}: the data have no feature {unknown[0]!r}. {nearest_names(unknown[0], [*features, *dense])}"
-            )
+        columns = [*features, *dense]
+        if unknown := next((each for each in names if each not in columns), ""):
+            raise ConfigError(f"model.{name}: the data have no feature {unknown!r}. {nearest_names(unknown, columns)}")
         if names[0] not in features or features[names[0]].bag != 1:
             raise ConfigError(
                 f"model.{name}: the first, {names[0]}, must tell one {name} from another, so it has to be a "
