@@ -20,8 +20,6 @@ from recjax.models.dense import Precision
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.settings.values import check_ranges
 
-_BLOCK = 2**22  # scores that a device holds at a time: 16 MiB of float32
-
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
@@ -34,6 +32,7 @@ class Pairs:
       ids_b: int32, which item each is: the row of its table.
       log_q_b: logarithm of the item's share of all training pairs.
       precision: of float32 products.
+      scores_at_once: scores that a device holds at a time, where there are so many users and candidates.
     """
 
     user_bxE: jax.Array
@@ -42,6 +41,7 @@ class Pairs:
     ids_b: jax.Array
     log_q_b: jax.Array
     precision: Precision = Precision.HIGHEST
+    scores_at_once: int = 2**22  # 16 MiB of float32
 
     def gather(self, x_b: jax.Array) -> jax.Array:
         """The same of all devices' pairs, in the order of the batch: [B, ...] from [b, ...].
@@ -79,7 +79,7 @@ class Pairs:
             return measure(scores_rxb, counts_rxb, about_r)
 
         whole = jax.tree.map(self.gather, (self.user_bxE, self.ids_b, about_b))
-        B, rows = len(whole[1]), max(1, _BLOCK // len(self.ids_b))
+        B, rows = len(whole[1]), max(1, self.scores_at_once // len(self.ids_b))
         if rows >= B:
             return block(whole)
         blocks = -(-B // rows)

@@ -112,7 +112,8 @@ def _users_of(file: Path, column: str, users: OriginalIds) -> np.ndarray:
         if (wrong := np.flatnonzero(coded.codes == len(coded.values))).size:
             at = int(wrong[0])
             raise DataError(f"{piece.where(at)}: column {column!r} is {shown(array[at])}, no user. Correct the row.")
-        values += coded.values[coded.codes].tolist()
+        keys = coded.values if kind == "integer" else np.strings.decode(coded.values, "utf-8", "replace")
+        values += keys[coded.codes].tolist()
     if not values:
         raise DataError(f"{file} has no row. Give a user in each row, in the column {column!r}.")
     return users.rows_of(values)
