@@ -11,13 +11,13 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from support.problems import equations, mesh_of
 
-from recjax.models.batch_losses import Bpr, CosineContrastive, InBatchSoftmax, Pairs
+from recjax.models.batch_losses import BatchSoftmax, Bpr, CosineContrastive, Pairs
 from recjax.parallel.mesh import BATCH_AXES
 
 B, E = 24, 5
 LOSSES = [
-    InBatchSoftmax(temperature=0.3),
-    InBatchSoftmax(temperature=2.0, log_q=False),
+    BatchSoftmax(temperature=0.3),
+    BatchSoftmax(temperature=2.0, log_q=False),
     Bpr(),
     CosineContrastive(margin=0.1, weight=7.0),
 ]
@@ -47,7 +47,7 @@ def by_hand(loss: Any, pairs: dict[str, np.ndarray]) -> float:
             continue
         others = [j for j in range(B) if weights[j] > 0 and ids[j] != ids[i]]
         own, against = user[i] @ item[i], np.array([user[i] @ item[j] for j in others])
-        if isinstance(loss, InBatchSoftmax):
+        if isinstance(loss, BatchSoftmax):
             shift = log_q if loss.log_q else np.zeros(B)
             logits = np.array([own / loss.temperature - shift[i], *(against / loss.temperature - shift[others])])
             value = np.log(np.exp(logits).sum()) - logits[0]
@@ -117,6 +117,6 @@ def test_a_pair_without_weight_counts_neither_as_pair_nor_as_candidate() -> None
     """Of two pairs one weighs 0: nothing is left to tell the other from."""
     pairs = {name: x[:2] for name, x in make_pairs().items()}
     pairs |= {"weights": np.array([1.0, 0.0]), "ids": np.array([0, 1], np.int32)}
-    value, user, item = on_mesh(InBatchSoftmax(), {name: jnp.asarray(x) for name, x in pairs.items()}, 1)
+    value, user, item = on_mesh(BatchSoftmax(), {name: jnp.asarray(x) for name, x in pairs.items()}, 1)
     assert value == 0
     assert not user.any() and not item.any()

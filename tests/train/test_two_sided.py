@@ -20,7 +20,7 @@ from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.data.source import between
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.models.batch_losses import CosineContrastive, InBatchSoftmax
+from recjax.models.batch_losses import BatchSoftmax, CosineContrastive
 from recjax.models.two_tower import TwoTowerConfig
 from recjax.train.step import StepOptions
 from recjax.train.two_sided import item_keys
@@ -90,7 +90,7 @@ def make_problem(loss: Any) -> Problem:
         ids, log_q, w = jnp.asarray(ids_SxB)[step], jnp.asarray(log_q_SxB)[step], w * y
         scores, own = user @ item.T, jnp.sum(user * item, axis=1)
         other = (w[None] > 0) & (ids[:, None] != ids[None])
-        if isinstance(loss, InBatchSoftmax):
+        if isinstance(loss, BatchSoftmax):
             logits = jnp.where(other, scores / loss.temperature - log_q[None], -1e30)
             mine = own / loss.temperature - log_q
             each = jnp.logaddexp(jnp.log(jnp.sum(jnp.exp(logits), axis=1)), mine) - mine
@@ -103,7 +103,7 @@ def make_problem(loss: Any) -> Problem:
     return problem
 
 
-@pytest.mark.parametrize("loss", [InBatchSoftmax(0.2), CosineContrastive(0.1, 5.0)], ids=lambda loss: loss.kind)
+@pytest.mark.parametrize("loss", [BatchSoftmax(0.2), CosineContrastive(0.1, 5.0)], ids=lambda loss: loss.kind)
 def test_training_is_that_of_the_oracle_on_any_mesh(loss: Any) -> None:
     with jax.enable_x64(True):
         problem = make_problem(loss)
@@ -206,7 +206,10 @@ def test_eval_ranks_and_says_what_it_leaves_out(run: Path) -> None:
 MISTAKES = [
     (["train", "two_tower", "data.from={table}", "data.user=who"], "name the columns of both"),
     (["train", "two_tower", "data.from={table}", "data.user=who", "data.item=skew"], "has no column 'skew'"),
-    (["train", "two_tower", "data.from={table}", "data.user=who", "data.item=sku", "data.columns=when:dense"], "of neither side"),
+    (
+        ["train", "two_tower", "data.from={table}", "data.user=who", "data.item=sku", "data.columns=when:dense"],
+        "of neither side",
+    ),
     (["train", "two_tower", "data.from={table}", "data.label=sku:number"], "learns from rows whose one label is 1"),
     (["train", "table", "data.from={ones}", "data.label=one"], "recjax train two_tower data.from=FILE"),
     (["{train}", "train.accumulate=2"], "train.accumulate=2 works on a batch in parts"),
