@@ -33,6 +33,7 @@ from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
 from recjax.train.loop import Outcome, fit
 from recjax.train.metrics import calibration, drift
 from recjax.train.progress import TrainProgress, describe, resume, source_number
+from recjax.train.ranked import popularity
 from recjax.train.run import more
 from recjax.train.run.curves import draw_curves
 from recjax.train.run.folder import (
@@ -114,8 +115,10 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
                     raise stop.stopped(asked.number, outcome.progress.step) from None
                 if split == "test":
                     file.write(evaluation.as_line(step, split, result))
-        of_means = references(trainer.source) if split == "test" else {}
+        of_means = references(trainer.source) if split == "test" and not trainer.ranks else {}
         summary = summarise(trainer, outcome, step, result, of_means, time.monotonic() - began)
+        if trainer.ranks and split:
+            summary["popularity"] = popularity(trainer, split)
         if log.first_at is not None:
             summary["first_step_s"] = round(log.first_at - began, 1)
         if log.without_weight:
@@ -133,7 +136,10 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
                 summary |= figures(folder.path / "summary.json")
             write_json(folder.path / "summary.json", summary)
             title = f"{config.model.kind} on {config.data.kind}"
-            draw_curves(folder.path / "metrics.jsonl", folder.path / "curves.png", title, summary["references"], step)
+            bars = (
+                {"popularity": summary["popularity"]["ndcg@20"]} if "popularity" in summary else summary["references"]
+            )
+            draw_curves(folder.path / "metrics.jsonl", folder.path / "curves.png", title, bars, step)
     return html.Shown(summary)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 PRESET = "name of a preset in configs/, or the path of one"
+_SPLITS = ("train", "validation", "test")
 _INTERRUPTED = "stopped by Ctrl-C, without a result."  # unless a verb says otherwise
 
 
@@ -62,6 +63,18 @@ def checkpoint(to: argparse.ArgumentParser) -> None:
     )
 
 
+def excluding(to: argparse.ArgumentParser, default: str) -> None:
+    """Adds --exclude, of what ranks items for users; `default` says in words what it is."""
+    to.add_argument(
+        "--exclude",
+        type=split_names,
+        default=argparse.SUPPRESS,
+        metavar="SPLIT,...",
+        help="with --topk: splits whose items a user's list leaves out, such as train or train,validation, or none "
+        f"(default: {default})",
+    )
+
+
 def caches(to: argparse.ArgumentParser) -> None:
     """Adds the options of what serves tables on disk."""
     to.add_argument(
@@ -98,3 +111,11 @@ def numbers(kind: type) -> Callable[[str], list[Any]]:
             raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers with commas between them") from None
 
     return parse
+
+
+def split_names(text: str) -> list[str]:
+    """Names of splits with commas between them; none for `none`."""
+    names = [] if text == "none" else text.split(",")
+    if wrong := [name for name in names if name not in _SPLITS]:
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r} is no split: they are {', '.join(_SPLITS)}; or write `none`")
+    return names

@@ -101,6 +101,14 @@ def make_parser(verb: str | None = None) -> argparse.ArgumentParser:
         metavar="K",
     )
     detail(
+        "--topk",
+        "of a model of two sides: rank all items for each user, and measure the lists of these lengths (default: "
+        "10,20,50)",
+        type=common.numbers(int),
+        metavar="K,L",
+    )
+    common.excluding(evaluate, "those before the split that is measured")
+    detail(
         "--group", "also compute the AUC within each value of this feature, such as the user (gAUC)", metavar="FEATURE"
     )
     detail(

@@ -33,11 +33,19 @@ def add(names: Any) -> None:
     predict.add_argument(
         "--input",
         type=expanded,
-        required=True,
         metavar="FILE",
         help="raw rows: .jsonl (each raw column by name), the text of Criteo or Avazu, with or without labels, also "
-        ".gz; for a table of one's own also Parquet, ORC, CSV or Arrow; or a folder of prepared data",
+        ".gz; for a table of one's own also Parquet, ORC, CSV or Arrow; or a folder of prepared data. With --topk a "
+        "table with the users' column (default: all users that training has seen)",
     )
+    predict.add_argument(
+        "--topk",
+        type=int,
+        metavar="K",
+        help="write the K best of all items for each user, by a model of two sides: row (of the user), rank, score, "
+        "user, item",
+    )
+    common.excluding(predict, "train,validation")
     predict.add_argument(
         "--out",
         type=expanded,

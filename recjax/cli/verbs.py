@@ -53,7 +53,17 @@ def _go_on(options: argparse.Namespace) -> None:
 
 
 # Options that are settings of Details.
-_DETAILS = ("top", "group", "ablate", "permutations", "calibration_bins", "calibration_by", "exact_rows")
+_DETAILS = (
+    "top",
+    "group",
+    "ablate",
+    "permutations",
+    "calibration_bins",
+    "calibration_by",
+    "exact_rows",
+    "topk",
+    "exclude",
+)
 
 
 def evaluate(options: argparse.Namespace) -> None:
@@ -62,6 +72,11 @@ def evaluate(options: argparse.Namespace) -> None:
     from recjax.train import evaluation
 
     given = {name: getattr(options, name) for name in _DETAILS if hasattr(options, name)}
+    if "top" in given and not options.by:
+        raise ConfigError(
+            f"--top {given['top']} is the number of values that --by measures one by one, and there is no --by. Items "
+            f"are ranked, and the best {given['top']} of each user measured, with --topk {given['top']}."
+        )
     details = evaluation.Details(by=tuple(options.by), **given)
     splits = tuple(dict.fromkeys(options.split or ["test"]))
     folder, trust = options.run_folder, options.trust_code
@@ -72,9 +87,17 @@ def evaluate(options: argparse.Namespace) -> None:
 
 
 def predict(options: argparse.Namespace) -> None:
-    """Scores rows."""
+    """Scores rows, or ranks items for users."""
     from recjax.serving.predict import predict
 
+    if options.topk is not None:
+        _rank(options)
+        return
+    if options.input is None or hasattr(options, "exclude"):
+        raise ConfigError(
+            "predict scores the rows of a file: give --input FILE, without --exclude. To rank all items for each user "
+            "instead give --topk K."
+        )
     how = (options.overrides, options.split, options.step, options.columns, options.overwrite)
     result = predict(options.run_folder, options.input, options.out, *how, trust_code=options.trust_code)
     skipped = f", {result['skipped']:,} left out" if result["skipped"] else ""
@@ -82,6 +105,33 @@ def predict(options: argparse.Namespace) -> None:
         options,
         result,
         lambda: f"{result['rows']:,} rows scored by the checkpoint of step {result['step']}{skipped}: {result['out']}",
+    )
+
+
+def _rank(options: argparse.Namespace) -> None:
+    """Writes the best items of users."""
+    from recjax.serving.candidates import predict_top_k
+
+    if options.columns or options.split != "test":
+        raise ConfigError("--topk writes users and items, so --columns and --split have no place. Leave them out.")
+    result = predict_top_k(
+        options.run_folder,
+        options.out,
+        options.topk,
+        options.overrides,
+        input=options.input,
+        exclude=getattr(options, "exclude", None),
+        step=options.step,
+        overwrite=options.overwrite,
+        trust_code=options.trust_code,
+    )
+    write_result(
+        options,
+        result,
+        lambda: (
+            f"the best {options.topk} of {result['items']:,} items for {result['users']:,} users, by the checkpoint of "
+            f"step {result['step']}: {result['out']}"
+        ),
     )
 
 

@@ -1,8 +1,9 @@
-"""Losses of pairs of a user and an item that belong together, told apart from other items of the whole batch.
+"""Losses of pairs of a user and an item that belong together, told apart from other items.
 
 A batch has such pairs alone, its positives. Each is scored against candidates: the items of all other pairs of the
-global batch. Users travel to the candidates, which stay on their device; of what is found there sums come back. So the
-numbers depend on the batch and not on the devices that share it.
+global batch, or items that are drawn for it, a few with each pair and shared by all. Users travel to the candidates,
+which stay on their device; of what is computed there sums come back. So the numbers depend on the batch and not on the
+devices that share it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,20 @@ from recjax.models.dense import Precision
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.settings.values import check_ranges
 
-_BLOCK = 2**22  # scores that a device holds at a time: 16 MiB of float32
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """Items that were drawn, m with each pair of one device.
+
+    Attributes:
+      item_bxMxE: their vectors.
+      ids_bxM: int32, which they are.
+      log_q_bxM: as `Pairs.log_q_b`.
+    """
+
+    item_bxMxE: jax.Array
+    ids_bxM: jax.Array
+    log_q_bxM: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +46,10 @@ class Pairs:
       item_bxE: those of the items that belong to them.
       weights_b: weights of the pairs; one of weight 0 is no pair, and its item no candidate.
       ids_b: int32, which item each is: the row of its table.
-      log_q_b: logarithm of the item's share of all training pairs.
+      log_q_b: logarithm of how often the item is a candidate, up to a constant that all have in common.
+      drawn: items that were drawn for the batch, this device's; None: none were.
       precision: of float32 products.
+      scores_at_once: scores that a device holds at a time, where there are so many users and candidates.
     """
 
     user_bxE: jax.Array
@@ -41,7 +57,9 @@ class Pairs:
     weights_b: jax.Array
     ids_b: jax.Array
     log_q_b: jax.Array
+    drawn: Drawn | None = None
     precision: Precision = Precision.HIGHEST
+    scores_at_once: int = 2**22  # 16 MiB of float32
 
     def gather(self, x_b: jax.Array) -> jax.Array:
         """The same of all devices' pairs, in the order of the batch: [B, ...] from [b, ...].
@@ -58,28 +76,53 @@ class Pairs:
         """The score u . v of each pair: [b]."""
         return jnp.sum(self.user_bxE * self.item_bxE, axis=1)
 
-    def against_candidates(self, measure: Callable[[jax.Array, jax.Array, Any], Any], about_b: Any = ()) -> Any:
+    def candidates(self, in_batch: bool) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """This device's candidates: vectors [c, E], which they are, log q, and whether they count, [c] each.
+
+        Args:
+          in_batch: whether the items of the pairs are among them, or drawn ones alone. Items that were drawn with a
+            pair of weight 0 do not count: such pairs fill up the batch on one mesh and not on another.
+        """
+        counts_b = self.weights_b > 0
+        parts = [(self.item_bxE, self.ids_b, self.log_q_b, counts_b)] if in_batch else []
+        if self.drawn is not None:
+            of = self.drawn
+            counts_bxM = jnp.broadcast_to(counts_b[:, None], of.ids_bxM.shape)
+            parts.append(
+                (
+                    of.item_bxMxE.reshape(-1, of.item_bxMxE.shape[2]),
+                    *(x.reshape(-1) for x in (of.ids_bxM, of.log_q_bxM, counts_bxM)),
+                )
+            )
+        vectors_cxE, ids_c, log_q_c, counts_c = map(jnp.concatenate, zip(*parts, strict=True))
+        return vectors_cxE, ids_c, log_q_c, counts_c
+
+    def against_candidates(
+        self, in_batch: bool, measure: Callable[[jax.Array, jax.Array, jax.Array, Any], Any], about_b: Any = ()
+    ) -> Any:
         """Scores all users of the batch against this device's candidates, a block of users at a time.
 
         A candidate that is the user's own item does not count, whichever pair it comes from.
 
         Args:
-          measure: (scores [r, b], whether each counts [r, b], of `about_b` what belongs to these users) -> arrays [r].
+          in_batch: as for `candidates`.
+          measure: (scores [r, c], whether each counts [r, c], log q [c], of `about_b` what belongs to these users) ->
+            arrays [r].
           about_b: what is known of this device's pairs: arrays [b].
 
         Returns:
           The arrays of `measure`, of all users: [B]. Each device's own differ.
         """
-        counts_b = self.weights_b > 0
+        vectors_cxE, ids_c, log_q_c, counts_c = self.candidates(in_batch)
 
         def block(part: tuple[jax.Array, jax.Array, Any]) -> Any:
             user_rxE, ids_r, about_r = part
-            scores_rxb = jnp.matmul(user_rxE, self.item_bxE.T, precision=self.precision)
-            counts_rxb = counts_b[None] & (ids_r[:, None] != self.ids_b[None])
-            return measure(scores_rxb, counts_rxb, about_r)
+            scores_rxc = jnp.matmul(user_rxE, vectors_cxE.T, precision=self.precision)
+            counts_rxc = counts_c[None] & (ids_r[:, None] != ids_c[None])
+            return measure(scores_rxc, counts_rxc, log_q_c, about_r)
 
         whole = jax.tree.map(self.gather, (self.user_bxE, self.ids_b, about_b))
-        B, rows = len(whole[1]), max(1, _BLOCK // len(self.ids_b))
+        B, rows = len(whole[1]), max(1, self.scores_at_once // len(ids_c))
         if rows >= B:
             return block(whole)
         blocks = -(-B // rows)
@@ -93,44 +136,83 @@ class Pairs:
         return jax.tree.map(lambda x: x.reshape(blocks * rows)[:B], parts)
 
 
+def make_pairs(vectors: tuple[jax.Array, jax.Array, jax.Array | None], weights_b: jax.Array, items: Any) -> Pairs:
+    """The pairs of one device.
+
+    Args:
+      vectors: of users and items, [b, E]; and of drawn items, [b, M, E], or None.
+      weights_b: of the pairs.
+      items: what is known of their items: "ids_B", "log_q_B", and of drawn ones "drawn_BxM" and "drawn_log_q_BxM".
+    """
+    user_bxE, item_bxE, drawn = (None if x is None else x.astype(weights_b.dtype) for x in vectors)
+    of_drawn = None if drawn is None else Drawn(drawn, items["drawn_BxM"], items["drawn_log_q_BxM"])
+    assert user_bxE is not None and item_bxE is not None
+    return Pairs(user_bxE, item_bxE, weights_b, items["ids_B"], items["log_q_B"], of_drawn)
+
+
 class BatchLoss(Protocol):
-    """A loss over the batch: a frozen dataclass; one of your own is the type of the field `loss` of your model."""
+    """A loss over the batch: a frozen dataclass; one of your own is the type of the field `loss` of your model.
+
+    Attributes:
+      kind: its name.
+      in_batch: whether the items of the batch's other pairs are candidates.
+      negatives: items that are drawn with each pair, uniformly from those that training knows, as candidates for all
+        pairs of the batch.
+    """
 
     kind: ClassVar[str]
+
+    @property
+    def in_batch(self) -> bool: ...  # noqa: D102 (described above)
+
+    @property
+    def negatives(self) -> int: ...  # noqa: D102 (described above)
 
     def sum_losses(self, pairs: Pairs) -> jax.Array:
         """The sum of weight * loss over this device's pairs: []."""
 
 
 @dataclasses.dataclass(frozen=True)
-class InBatchSoftmax:
-    """Cross-entropy of a user's item among all candidates of the batch, in nats.
+class BatchSoftmax:
+    """Cross-entropy of a user's item among the candidates, in nats.
 
     l_i = -s_ii + ln sum_j exp(s_ij), s_ij = u_i . v_j / temperature - ln q_j, j over the pair itself and candidates.
-    q_j is the item's share of the training pairs: a frequent item is a candidate so much oftener than others, and would
-    be pushed away as much more (Bengio and Senecal 2008; Yi et al. 2019, "Sampling-bias-corrected neural modeling").
+    q_j is how often the item is a candidate: a frequent item is one so much oftener than others, and would be pushed
+    away as much more (Bengio and Senecal 2008; Yi et al. 2019, "Sampling-bias-corrected neural modeling"). Of the
+    pairs' items it is their share of the training pairs, of drawn ones 1 / number of items, of both (Yang et al. 2020,
+    "Mixed negative sampling") the sum of the one and `negatives` times the other.
     """
 
-    kind: ClassVar[str] = "in_batch_softmax"
+    kind: ClassVar[str] = "softmax"
     temperature: float = 0.1  # divisor of the scores, above 0
     log_q: bool = True  # whether scores are corrected by ln q; false: frequent items are found less
+    in_batch: bool = True  # whether the items of the batch's other pairs are candidates
+    negatives: int = 0  # items drawn with each pair, as candidates for all pairs of the batch
 
     def __post_init__(self) -> None:
-        _check_temperature(self.temperature)
+        check_ranges(self, negatives=(0, 10_000))
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(
+                f"temperature is {self.temperature}; it must be above 0 and finite: scores are divided by it."
+            )
+        if not self.in_batch and not self.negatives:
+            raise ConfigError("in_batch is false and negatives 0, so there are no candidates. Draw some: negatives=1.")
 
     def sum_losses(self, pairs: Pairs) -> jax.Array:
         """See `BatchLoss`."""
-        log_q_b = pairs.log_q_b if self.log_q else jnp.zeros_like(pairs.log_q_b)
 
-        def measure(scores_rxb: jax.Array, counts_rxb: jax.Array, about: Any) -> tuple[jax.Array, jax.Array]:
+        def logits(scores: jax.Array, log_q: jax.Array) -> jax.Array:
+            return scores / self.temperature - log_q if self.log_q else scores / self.temperature
+
+        def measure(scores: jax.Array, counts: jax.Array, log_q_c: jax.Array, about: Any) -> tuple[Any, Any]:
             del about
-            logits_rxb = jnp.where(counts_rxb, scores_rxb / self.temperature - log_q_b[None], -jnp.inf)
-            most_r = jax.lax.stop_gradient(jnp.max(logits_rxb, axis=1))
-            most_r = jnp.where(jnp.isfinite(most_r), most_r, _least(logits_rxb.dtype))
-            return most_r, jnp.sum(jnp.exp(logits_rxb - most_r[:, None]), axis=1)
+            logits_rxc = jnp.where(counts, logits(scores, log_q_c[None]), -jnp.inf)
+            most_r = jax.lax.stop_gradient(jnp.max(logits_rxc, axis=1))
+            most_r = jnp.where(jnp.isfinite(most_r), most_r, _least(logits_rxc.dtype))
+            return most_r, jnp.sum(jnp.exp(logits_rxc - most_r[:, None]), axis=1)
 
-        own_b = pairs.scores() / self.temperature - log_q_b
-        most_B, sums_B = pairs.against_candidates(measure)
+        own_b = logits(pairs.scores(), pairs.log_q_b)
+        most_B, sums_B = pairs.against_candidates(self.in_batch, measure)
         top_B = jax.lax.pmax(jax.lax.stop_gradient(most_B), BATCH_AXES)
         top_B = jnp.maximum(top_B, jax.lax.stop_gradient(pairs.gather(own_b)))
         others_b = pairs.scatter(sums_B * jnp.exp(most_B - top_B))
@@ -140,24 +222,42 @@ class InBatchSoftmax:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bpr:
-    """Bayesian personalised ranking: -ln sigmoid(s_ii - s_ij), the mean over all candidates j of the batch.
+class _Drawing:
+    """Base of losses whose candidates are drawn, or those of the batch where none are."""
 
-    Source: Rendle et al. 2009, arXiv:1205.2618, which draws one j for each pair from all items.
+    negatives: int = 1  # items drawn with each pair, as candidates for all pairs of the batch; 0: those of the pairs
+
+    def __post_init__(self) -> None:
+        check_ranges(self, negatives=(0, 10_000))
+
+    @property
+    def in_batch(self) -> bool:
+        """True if the items of the batch's other pairs are candidates."""
+        return not self.negatives
+
+
+@dataclasses.dataclass(frozen=True)
+class Bpr(_Drawing):
+    """Bayesian personalised ranking: -ln sigmoid(s_ii - s_ij), the mean over all candidates j.
+
+    Source: Rendle et al. 2009, arXiv:1205.2618, which draws one j for each pair.
     """
 
     kind: ClassVar[str] = "bpr"
 
     def sum_losses(self, pairs: Pairs) -> jax.Array:
         """See `BatchLoss`."""
-        return _sum_of_means(pairs, lambda scores, own_r: jax.nn.softplus(scores - own_r[:, None]))
+        means_b, _ = _over_candidates(
+            pairs, self.in_batch, lambda scores, own_r: jax.nn.softplus(scores - own_r[:, None])
+        )
+        return jnp.sum(pairs.weights_b * means_b)
 
 
 @dataclasses.dataclass(frozen=True)
-class CosineContrastive:
-    """1 - s_ii + weight * the mean over all candidates j of the batch of max(0, s_ij - margin); vectors normalised.
+class CosineContrastive(_Drawing):
+    """1 - s_ii + weight * the mean over all candidates j of max(0, s_ij - margin), for vectors of length 1.
 
-    Source: Mao et al. 2021, "SimpleX", arXiv:2109.12613, equation 2, which draws candidates from all items.
+    Source: Mao et al. 2021, "SimpleX", arXiv:2109.12613, equation 2.
     """
 
     kind: ClassVar[str] = "ccl"
@@ -165,28 +265,63 @@ class CosineContrastive:
     weight: float = 100.0  # of the candidates' mean beside the pair itself
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_ranges(self, margin=(-1, 1))
         if not 0 < self.weight < math.inf:
             raise ConfigError(f"weight is {self.weight}; it must be above 0 and finite.")
 
     def sum_losses(self, pairs: Pairs) -> jax.Array:
         """See `BatchLoss`."""
-        pushed = _sum_of_means(pairs, lambda scores, own_r: jax.nn.relu(scores - self.margin))
-        return jnp.sum(pairs.weights_b * (1 - pairs.scores())) + self.weight * pushed
+        means_b, _ = _over_candidates(pairs, self.in_batch, lambda scores, own_r: jax.nn.relu(scores - self.margin))
+        return jnp.sum(pairs.weights_b * (1 - pairs.scores() + self.weight * means_b))
 
 
-AnyBatchLoss = InBatchSoftmax | Bpr | CosineContrastive
+@dataclasses.dataclass(frozen=True)
+class CalibratedBce(_Drawing):
+    """Binary cross-entropy of pair and candidates, of the pair in part: -b ln sigmoid(s_ii) - sum_j ln sigmoid(-s_ij).
+
+    b = a (t (1 - 1 / a) + 1 / a), a the share of all other items that are candidates. Plain cross-entropy of so
+    few negatives, t = 0, is overconfident; with t = 1 probabilities are those of all items (Petrov and Macdonald 2023,
+    "gSASRec", arXiv:2308.07192, equations 11 and 12). The sum is divided by the number of candidates + 1.
+    """
+
+    kind: ClassVar[str] = "gbce"
+    t: float = 0.75  # 0 to 1, see above
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, t=(0, 1))
+
+    def sum_losses(self, pairs: Pairs) -> jax.Array:
+        """See `BatchLoss`."""
+        own_b = pairs.scores()
+        means_b, numbers_b = _over_candidates(pairs, self.in_batch, lambda scores, own_r: jax.nn.softplus(scores))
+        factor_b = jnp.ones_like(own_b)
+        if pairs.drawn is not None:  # each item is drawn with log q = ln(negatives / items)
+            others = self.negatives * jnp.exp(-pairs.drawn.log_q_bxM[0, 0]) - 1
+            factor_b = self.t * (jnp.minimum(numbers_b / others, 1) - 1) + 1
+        losses_b = (factor_b * jax.nn.softplus(-own_b) + numbers_b * means_b) / (numbers_b + 1)
+        return jnp.sum(pairs.weights_b * losses_b)
 
 
-def _sum_of_means(pairs: Pairs, term: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
-    """The sum over this device's pairs of weight * mean over candidates of term(scores [r, b], own scores [r]): []."""
+AnyBatchLoss = BatchSoftmax | Bpr | CosineContrastive | CalibratedBce
 
-    def measure(scores_rxb: jax.Array, counts_rxb: jax.Array, own_r: jax.Array) -> tuple[jax.Array, jax.Array]:
-        terms_rxb = jnp.where(counts_rxb, term(scores_rxb, own_r), 0)
-        return jnp.sum(terms_rxb, axis=1), jnp.sum(counts_rxb, axis=1, dtype=scores_rxb.dtype)
 
-    sums_b, numbers_b = map(pairs.scatter, pairs.against_candidates(measure, pairs.scores()))
-    return jnp.sum(pairs.weights_b * sums_b / jnp.maximum(numbers_b, 1))
+def _over_candidates(
+    pairs: Pairs, in_batch: bool, term: Callable[[jax.Array, jax.Array], jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """For each pair of this device the mean over candidates of term(scores [r, c], own scores [r]), and their number.
+
+    [b] each; the mean over none is 0.
+    """
+
+    def measure(scores: jax.Array, counts: jax.Array, log_q_c: jax.Array, own_r: jax.Array) -> tuple[Any, Any]:
+        del log_q_c
+        terms_rxc = jnp.where(counts, term(scores, own_r), 0)
+        return jnp.sum(terms_rxc, axis=1), jnp.sum(counts, axis=1, dtype=scores.dtype)
+
+    sums_b, numbers_b = map(pairs.scatter, pairs.against_candidates(in_batch, measure, pairs.scores()))
+    return sums_b / jnp.maximum(numbers_b, 1), numbers_b
 
 
 def _own_part(x_B: jax.Array, b: int) -> jax.Array:
@@ -196,8 +331,3 @@ def _own_part(x_B: jax.Array, b: int) -> jax.Array:
 
 def _least(dtype: Any) -> jax.Array:
     return jnp.asarray(jnp.finfo(dtype).min / 4, dtype)
-
-
-def _check_temperature(temperature: float) -> None:
-    if not 0 < temperature < math.inf:
-        raise ConfigError(f"temperature is {temperature}; it must be above 0 and finite: scores are divided by it.")

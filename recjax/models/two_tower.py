@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from recjax.errors import ConfigError
-from recjax.models.batch_losses import AnyBatchLoss, InBatchSoftmax
+from recjax.models.batch_losses import AnyBatchLoss, BatchSoftmax
 from recjax.models.dense import full_precision
 from recjax.models.layers import Mlp, check_widths, input_names
 
@@ -33,6 +33,7 @@ class Side:
     dense: tuple[int, ...] = ()
 
 
+DRAWN = ".drawn"  # ends the name of the lookup of items that are drawn for a loss
 Sides = Mapping[str, Side]  # "user" and "item"
 
 
@@ -45,7 +46,7 @@ class TwoSidedConfig(abc.ABC):
     user: tuple[str, ...] = ()  # features of the user, that which tells users apart first; empty: data.user alone
     item: tuple[str, ...] = ()  # features of the item, likewise; empty: data.item alone
     normalize: bool = True  # divide vectors by their length, so that a score is the cosine of their angle
-    loss: AnyBatchLoss = InBatchSoftmax()  # loss of a pair among the items of the batch
+    loss: AnyBatchLoss = BatchSoftmax()  # loss of a pair among the items of the batch
 
     def input_names(self, dense: Sequence[str], dims: Mapping[str, int]) -> list[str]:
         """Names of the inputs of the layers that see all features: see `recjax.train.start_dense`."""
@@ -135,6 +136,15 @@ class TwoSided(nnx.Module):
         both = [tower(dense_BxK, pooled).astype(self.dtype) for tower in (self.user, self.item)]
         user_BxE, item_BxE = map(_of_length_1, both) if self.normalize else both
         return user_BxE, item_BxE
+
+    def drawn(self, rows_bxMxD: jax.Array) -> jax.Array:
+        """Vectors of items that were drawn, [b, M, E], from their rows: the item's side sees nothing else."""
+        b, M, D = rows_bxMxD.shape
+        rows_LxD = rows_bxMxD.reshape(b * M, D)
+        none_LxK = jnp.zeros((b * M, 0), rows_LxD.dtype)
+        vectors_LxE = self.item(none_LxK, {self.item.side.features[0]: rows_LxD}).astype(self.dtype)
+        vectors_LxE = _of_length_1(vectors_LxE) if self.normalize else vectors_LxE
+        return vectors_LxE.reshape(b, M, -1)
 
     def __call__(self, dense_BxK: jax.Array, pooled: Mapping[str, jax.Array]) -> jax.Array:
         """The score of each pair, [b]."""

@@ -18,8 +18,13 @@ from recjax.utils.paths import located
 from recjax.utils.text import first_repeated
 
 _OURS = {
-    ".csv": re.compile(rb'row,(logit,probability[,\r\n]|[^\r\n]*\.(logit|prediction|class)"?[,\r\n])'),
-    ".jsonl": re.compile(rb'\{"row": [0-9]+, ("logit": \S+, "probability": |"[^\r\n]*\.(logit|prediction|class)": )'),
+    ".csv": re.compile(
+        rb'row,(logit,probability[,\r\n]|rank,score[,\r\n]|[^\r\n]*\.(logit|prediction|class)"?[,\r\n])'
+    ),
+    ".jsonl": re.compile(
+        rb'\{"row": [0-9]+, ("logit": \S+, "probability": |"rank": [0-9]+, "score": |'
+        rb'"[^\r\n]*\.(logit|prediction|class)": )'
+    ),
 }  # suffix -> how a file of scores begins
 SUFFIXES = (*_OURS, ".parquet")
 _OF_SCORES = {"recjax": "scores"}  # metadata of a Parquet file of scores

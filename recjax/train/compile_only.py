@@ -78,8 +78,8 @@ def abstract_inputs(trainer: Trainer, capacities: dict[str, int]) -> StepInputs:
     each_B = jax.ShapeDtypeStruct((parts * samples, T) if T else (parts * samples,), trainer.dtype)
     items = {}
     if trainer.item_keys is not None:
-        B = (parts * samples,)
-        items = {"ids_B": jax.ShapeDtypeStruct(B, np.int32), "log_q_B": jax.ShapeDtypeStruct(B, trainer.dtype)}
+        shapes = trainer.item_keys.shapes(parts * samples, trainer.dtype)
+        items = {name: jax.ShapeDtypeStruct(*of) for name, of in shapes.items()}
     inputs = StepInputs(dense_BxK, each_B, each_B, Routing(groups, features, pooled), items)
     return _placed(trainer, inputs, P(BATCH_AXES))
 

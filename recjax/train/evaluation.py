@@ -47,6 +47,7 @@ _PART_ROWS = 10_000_000  # samples of a part that groups are worked on in
 _MOST_PARTS = 256  # each is an open file
 _MIXING = 41  # purpose of random numbers
 _ROWS_TOGETHER = 2**20  # among so many rows, whole blocks, values are mixed: they are in memory together
+RANKED_LISTS = (10, 20, 50)  # lengths of lists of items that are measured unless others are named
 _MOST_DRAWN = 40  # bars of a picture
 
 
@@ -62,10 +63,29 @@ class Details:
     ablate: bool = False  # the measure of `train.choose_by` with the values of each column mixed among the rows
     permutations: int = 3  # seeds by which each column is mixed
     exact_rows: int = EXACT_ROWS  # samples up to which the AUC is exact; beyond, it comes with bounds
+    # Of a model of two sides, lengths of the lists of items that are ranked for each user; empty: 10, 20 and 50
+    topk: tuple[int, ...] = ()
+    # Splits whose pairs are left out of these lists; none: those before the split that is measured
+    exclude: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self, top=(1, None), calibration_bins=(1, None), permutations=(1, 1000))
-        check_ranges(self, exact_rows=(0, None))
+        object.__setattr__(self, "topk", (self.topk,) if isinstance(self.topk, int) else tuple(self.topk))
+        if self.exclude is not None:
+            names = (self.exclude,) if isinstance(self.exclude, str) else tuple(self.exclude)
+            object.__setattr__(self, "exclude", names)
+        check_ranges(self, exact_rows=(0, None), topk=(1, 10_000))
+
+    def refuse_beside_ranking(self) -> None:
+        """Refuses details of predictions where items are ranked, which has none (ConfigError)."""
+        plain = Details(topk=self.topk, exclude=self.exclude)
+        if other := next(
+            (f.name for f in dataclasses.fields(self) if getattr(self, f.name) != getattr(plain, f.name)), ""
+        ):
+            raise ConfigError(
+                f"--{other.replace('_', '-')} (in Python {other}) is about predictions beside labels, and items that "
+                "are ranked for users have none. Leave it out."
+            )
 
 
 class _Part(Protocol):
@@ -109,6 +129,8 @@ def curves(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, A
     """Returns what `calibration.draw` takes of the `report` of each split: of tasks, the binary ones."""
     drawn: dict[str, Mapping[str, Any]] = {}
     for split, of_split in reports.items():
+        if "users" in of_split:  # items were ranked, and nothing predicted
+            continue
         if "tasks" in of_split:
             drawn |= {f"{split}, {name}": of_task for name, of_task in of_split["tasks"].items()}
         else:
@@ -135,7 +157,12 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
     Raises:
       ConfigError: no such feature, one that does not group samples, or a `group` where no task is binary.
       DataError, TrainingError: as for `metrics.evaluate`.
+
+    Of a model of two sides, or with `details.topk`, it is what `measure_ranking` gives.
     """
+    if trainer.ranks or details.topk:
+        details.refuse_beside_ranking()
+        return measure_ranking(trainer, state, split, details.topk or RANKED_LISTS, details.exclude)
     binary: list[Task | None] = [task for task in trainer.tasks if task.label.kind == "binary"]
     if trainer.tasks and details.group and not binary:
         raise ConfigError(
@@ -377,14 +404,14 @@ def to_text(result: Mapping[str, Any]) -> str:
     """Formats what `main.evaluate` returns: measures line by line, one column a split, then the details."""
     splits = result.get("splits") or {result["split"]: result}
     plain: Sequence[str] = ("auc", "logloss", "ne", "calibration", "ece", "positive_share", "samples")
-    if any("tasks" in part for part in splits.values()):
+    if any("tasks" in part or "users" in part for part in splits.values()):
         plain = [name for name, value in next(iter(splits.values())).items() if isinstance(value, (int, float))]
         plain = [name for name in plain if name != "step" and not name.endswith(("auc_low", "auc_high"))]
     table = [["step", *(str(result["step"]) for _ in splits)], ["split", *splits]]
     table += [[name, *(_number(part[name]) for part in splits.values())] for name in plain]
     blocks = ["\n".join(aligned(table))]
     for split, part in splits.items():
-        if part["auc_method"] == "binned" and "tasks" not in part:
+        if part.get("auc_method") == "binned" and "tasks" not in part:
             blocks.append(
                 f"{split}: the AUC is binned, for {part['samples']:,} samples are many; the true one lies between "
                 f"{part['auc_low']:.7f} and {part['auc_high']:.7f}"

@@ -58,6 +58,8 @@ def sample(trainer: Trainer) -> Sample:
         workers=0,
     )
     batch: Batch = next(stream)
+    if trainer.item_keys is not None:
+        batch = trainer.item_keys.with_drawn(batch, trains=True)
     counted = host.route_on_host(batch, bound, train.batch_size, train.accumulate)
     counts = host.all_true_counts(bound, counted)
     counts = jax.tree.map(lambda of_all: of_all[:devices], counts)

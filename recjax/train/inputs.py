@@ -398,6 +398,8 @@ class InputStreams:
     def _route(self, batch: Batch, batch_size: int, parts: int, host: HostState, trains: bool = False) -> InFlight:
         """Routes samples; with `trains`, where rows are given to keys, they are the next ones of the training."""
         with jax.profiler.TraceAnnotation("count"):
+            if self.item_keys is not None:
+                batch = self.item_keys.with_drawn(batch, trains)
             if not self.gives_rows:
                 routed = self.router.route(batch, batch_size, parts)
                 routed = list_named(self.bound, routed) if self.bound.cached else routed

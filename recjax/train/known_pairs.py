@@ -10,8 +10,9 @@ import numpy as np
 
 from recjax.config.run import RunConfig
 from recjax.data.batch import Batch
-from recjax.data.original_ids import original_ids
+from recjax.data.original_ids import OriginalIds, original_ids
 from recjax.data.source import BlockSource, concatenate, require_rows, take
+from recjax.data.storage.blocks import PreparedSource
 from recjax.errors import ConfigError
 from recjax.train.two_sided import is_pair, is_two_sided, sides_of
 
@@ -65,6 +66,11 @@ class Known:
         """The users or items of rows: int64 [n]."""
         return rows.bags[name].ids[:, 0].astype(np.int64)
 
+    def original_ids(self, name: str) -> OriginalIds:
+        """The values that the rows of a feature stand for."""
+        source = self.source if isinstance(self.source, PreparedSource) else None
+        return original_ids(source, name, self.rows(name))
+
     def rows(self, name: str) -> int:
         """V of a feature."""
         return self.source.schema.feature(name).rows
@@ -89,7 +95,7 @@ class Known:
 
     def _last_rows(self, name: str) -> Batch:
         """The last training row of each value of a feature that has a row of its own, by value."""
-        first = original_ids(self.source, name, self.rows(name)).first  # below are unknown and missing values
+        first = self.original_ids(name).first  # below are unknown and missing values
         counts = self.source.row_counts("train")
         last_V = np.full(self.rows(name), -1, np.int64)
         start = 0

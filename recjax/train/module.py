@@ -25,6 +25,7 @@ from recjax.config.own_code import is_recjax
 from recjax.data.batch import ONLY
 from recjax.errors import ConfigError, RecjaxError, out_of_memory
 from recjax.models.stateful import Dropout, number_dropouts
+from recjax.models.two_tower import DRAWN
 from recjax.parallel import distributed
 from recjax.train.tasks import Tasks
 from recjax.utils import log
@@ -197,8 +198,13 @@ def outputs(model: nnx.Module, dense_BxK: jax.Array, pooled: dict[str, Any], tas
     return jnp.asarray(found)
 
 
-def both_vectors(model: nnx.Module, dense_BxK: jax.Array, pooled: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
+def both_vectors(
+    model: nnx.Module, dense_BxK: jax.Array, pooled: dict[str, Any]
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Vectors of users and items of a module of two sides, [b, E] each. Called while tracing.
+
+    Returns:
+      beside them those of items that were drawn, [b, M, E]; None if none were looked up.
 
     Raises:
       ConfigError: it gives something else, or the user's code fails.
@@ -206,9 +212,11 @@ def both_vectors(model: nnx.Module, dense_BxK: jax.Array, pooled: dict[str, Any]
     cls, call, samples = type(model), getattr(model, "vectors", None), dense_BxK.shape[0]
     if call is None:
         raise ConfigError(f"{_named(cls, '__call__')} has no method vectors(dense, pooled), by which items are found.")
+    rows = next((x.rows_BxHxD for name, x in pooled.items() if name.endswith(DRAWN)), None)
     before = _forms(kept_state(model))
     with _explained(cls):
-        both = call(dense_BxK, pooled)
+        both = call(dense_BxK, {name: x for name, x in pooled.items() if not name.endswith(DRAWN)})
+        drawn = None if rows is None else model.drawn(rows)
     _check_kept(cls, before, kept_state(model))
     if not isinstance(both, tuple | list) or len(both) != 2:
         both = (both, None)
@@ -218,7 +226,7 @@ def both_vectors(model: nnx.Module, dense_BxK: jax.Array, pooled: dict[str, Any]
             f"{_named(cls, 'vectors')} gives {' and '.join(map(_described, both))} for {samples} samples. Return two "
             f"arrays of floats of one shape, [{samples}, E]: the vectors of the users and those of the items."
         )
-    return both[0], both[1]
+    return both[0], both[1], drawn
 
 
 def _joined(cls: type, found: Any, samples: int, tasks: Tasks) -> jax.Array:

@@ -18,7 +18,7 @@ from recjax.embedding.residuals import LookedUp, UpdateContext, Vectors
 from recjax.embedding.routing.routed import Routing
 from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.models import stateful
-from recjax.models.batch_losses import BatchLoss, Pairs
+from recjax.models.batch_losses import BatchLoss, make_pairs
 from recjax.models.stateful import Samples, Step
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.train import late as late_sums
@@ -70,7 +70,7 @@ class Forward:
 
     def vectors(self, params: Any, kept: Any, looked_up: LookedUp, tables: Tables | None, inputs: StepInputs) -> Any:
         """Vectors of one device's users and items, [b, E] each, of a model of two sides; arguments as for `outputs`."""
-        return self._run(params, kept, looked_up, tables, inputs, vectors=True)[0]
+        return self._run(params, kept, looked_up, tables, inputs, vectors=True)[0][:2]
 
     def _run(
         self,
@@ -112,9 +112,7 @@ class Forward:
             found, kept = self._run(params, kept, looked_up, tables, inputs, self.batch_loss is not None)
         if self.batch_loss is not None:
             with jax.named_scope("loss"):
-                user_bxE, item_bxE = (x.astype(inputs.labels_B.dtype) for x in found)
-                pairs = Pairs(user_bxE, item_bxE, inputs.weights_B, inputs.items["ids_B"], inputs.items["log_q_B"])
-                return self.batch_loss.sum_losses(pairs), ((), kept)
+                return self.batch_loss.sum_losses(make_pairs(found, inputs.weights_B, inputs.items)), ((), kept)
         found = found.astype(inputs.labels_B.dtype)
         with jax.named_scope("loss"):
             if not self.tasks:

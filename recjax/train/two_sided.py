@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 
 from recjax.config.run import RunConfig
-from recjax.data.batch import Batch, Schema
+from recjax.data import counter_rng
+from recjax.data.batch import Bags, Batch, Schema
 from recjax.data.source import BlockSource, has_blocks
 from recjax.errors import ConfigError
-from recjax.models.two_tower import Side, Sides
+from recjax.models.two_tower import DRAWN, Side, Sides
 from recjax.train.table_specs import nearest_names
+
+_DRAWING = 0xD4A3  # purpose of random numbers
+_DRAWN_TOGETHER = 256  # samples whose items are drawn together; part of what a seed means
 
 
 def is_two_sided(config: RunConfig) -> bool:
@@ -49,10 +53,9 @@ def sides_of(config: RunConfig, schema: Schema) -> Sides:
                 f"model={model.kind} finds items for users, and nothing says which feature is the {name}. Give "
                 f"data.{name}=COLUMN for a table of your own, or model.{name}=FEATURE: {', '.join(features)}."
             )
-        if unknown := [each for each in names if each not in features and each not in dense]:
-            raise ConfigError(
-                f"model.{name}: the data have no feature {unknown[0]!r}. {nearest_names(unknown[0], [*features, *dense])}"
-            )
+        columns = [*features, *dense]
+        if unknown := next((each for each in names if each not in columns), ""):
+            raise ConfigError(f"model.{name}: the data have no feature {unknown!r}. {nearest_names(unknown, columns)}")
         if names[0] not in features or features[names[0]].bag != 1:
             raise ConfigError(
                 f"model.{name}: the first, {names[0]}, must tell one {name} from another, so it has to be a "
@@ -77,34 +80,66 @@ def sides_of(config: RunConfig, schema: Schema) -> Sides:
 
 @dataclasses.dataclass(frozen=True)
 class ItemKeys:
-    """What a loss over the batch must know of each sample's item.
+    """What a loss over the batch must know of items.
 
     Attributes:
       feature: which tells items apart.
-      log_q_V: float64, for each of its rows the logarithm of its share of the training pairs; None: nobody asks.
+      log_q_V: float64, for each of its rows the logarithm of how often it is a candidate, up to a common constant.
+      negatives: items that are drawn with each sample.
+      items: those that may be drawn, integers [n].
+      seed: of the drawing.
     """
 
     feature: str
-    log_q_V: np.ndarray | None
+    log_q_V: np.ndarray
+    negatives: int
+    items: np.ndarray
+    seed: int
 
     def of(self, batch: Batch) -> dict[str, np.ndarray]:
-        """Arrays of a batch: "ids_B", int32 rows of the items; "log_q_B", their logarithms, or zeros."""
-        ids_B = batch.bags[self.feature].ids[:, 0]
-        log_q_B = np.zeros(len(ids_B)) if self.log_q_V is None else self.log_q_V[ids_B]
-        return {"ids_B": ids_B.astype(np.int32), "log_q_B": log_q_B}
+        """Arrays of a batch: "ids_B", int32 rows of the items, and "log_q_B"; "drawn_BxM" and "drawn_log_q_BxM"."""
+        ids_B = batch.bags[self.feature].ids[:, 0].astype(np.int32)
+        arrays = {"ids_B": ids_B, "log_q_B": self.log_q_V[ids_B]}
+        if self.negatives:
+            ids_BxM = batch.bags[self.feature + DRAWN].ids.astype(np.int32)
+            arrays |= {"drawn_BxM": ids_BxM, "drawn_log_q_BxM": self.log_q_V[ids_BxM]}
+        return arrays
+
+    def shapes(self, B: int, dtype: Any) -> dict[str, tuple[tuple[int, ...], Any]]:
+        """Shapes and dtypes of these arrays on the devices, for B samples."""
+        M = self.negatives
+        drawn = {"drawn_BxM": ((B, M), np.int32), "drawn_log_q_BxM": ((B, M), dtype)} if M else {}
+        return {"ids_B": ((B,), np.int32), "log_q_B": ((B,), dtype), **drawn}
+
+    def with_drawn(self, batch: Batch, trains: bool) -> Batch:
+        """The batch with a bag of drawn items for each sample, by the seed and its place in the training alone.
+
+        Predictions need none: theirs are all the same.
+        """
+        if not self.negatives:
+            return batch
+        ids_BxM = np.zeros((batch.size, self.negatives), np.int64)
+        if trains and batch.size:
+            first, last = batch.position // _DRAWN_TOGETHER, (batch.position + batch.size - 1) // _DRAWN_TOGETHER
+            count = _DRAWN_TOGETHER * self.negatives
+            words = [counter_rng.uniform(count, self.seed, _DRAWING, place) for place in range(first, last + 1)]
+            start = batch.position - first * _DRAWN_TOGETHER
+            numbers = np.concatenate(words).reshape(-1, self.negatives)[start : start + batch.size]
+            ids_BxM = self.items[(numbers * len(self.items)).astype(np.int64)]
+        return dataclasses.replace(batch, bags={**batch.bags, self.feature + DRAWN: Bags(ids_BxM)})
 
 
 def item_keys(config: RunConfig, source: BlockSource) -> ItemKeys | None:
     """The keys of a run's items; None for a model that is not of two sides."""
     if not is_two_sided(config):
         return None
-    feature = sides_of(config, source.schema)["item"].features[0]
-    model: Any = config.model
-    if not getattr(model.loss, "log_q", True) or not has_blocks(source):
-        return ItemKeys(feature, None)
-    counts_V = count_items(source, feature)
-    shares_V = np.maximum(counts_V, 1) / max(1, counts_V.sum())
-    return ItemKeys(feature, np.log(shares_V))
+    feature, loss = sides_of(config, source.schema)["item"].features[0], config.model.loss
+    rows = source.schema.feature(feature).rows
+    counts_V = count_items(source, feature) if has_blocks(source) else np.ones(rows, np.int64)
+    items = np.flatnonzero(counts_V)
+    # One that training does not know counts as seen once: it may stand in a batch that is evaluated
+    often_V = loss.in_batch * np.maximum(counts_V, 1) / max(1, counts_V.sum()) + loss.negatives / max(1, len(items))
+    return ItemKeys(feature, np.log(often_V), loss.negatives, items, config.seed)
 
 
 def count_items(source: BlockSource, feature: str) -> np.ndarray:
@@ -133,6 +168,14 @@ def refuse_what_does_not_go(config: RunConfig, schema: Schema) -> None:
         raise ConfigError(
             f"train.replica_sync={config.train.replica_sync} gives each replica group tables of its own, but "
             f"model={kind} scores users of one group against items of all. Set train.replica_sync=exact."
+        )
+    loss, sides = config.model.loss, sides_of(config, schema)
+    if loss.negatives and (len(sides["item"].features) > 1 or sides["item"].dense):
+        further = [*sides["item"].features[1:], *(schema.dense[place] for place in sides["item"].dense)]
+        raise ConfigError(
+            f"model.loss.negatives={loss.negatives} draws items by their number, and model.item has {further[0]}, "
+            "which is not known of a drawn one. Set model.loss=softmax and model.loss.negatives=0, so that candidates "
+            "are the items of the batch; or leave further features of the item out."
         )
     if schema.labels or config.tasks:
         raise ConfigError(

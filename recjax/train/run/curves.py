@@ -112,17 +112,19 @@ def figure_of(
     baselines: Mapping[str, float] | None = None,
     chosen_step: int | None = None,
 ) -> Figure:
-    """Draws training and validation loss against step and, where there is one, the validation AUC.
+    """Draws training and validation loss against step and, where there is one, the validation measure.
 
     Args:
-      lines: of metrics.jsonl, parsed; reads `step`, `split`, `loss` and `auc`.
+      lines: of metrics.jsonl, parsed; reads `step`, `split`, `loss` and `auc`, or `ndcg@20` where items are ranked.
       title: over the picture.
-      baselines: name -> AUC on the test split, drawn as horizontal lines.
+      baselines: name -> the same on the test split, drawn as horizontal lines.
       chosen_step: the step of the chosen checkpoint, marked by a vertical line.
     """
     train_steps, train_loss = _series(lines, "train", "loss")
     steps, loss = _series(lines, "validation", "loss")
-    auc_steps, auc = _series(lines, "validation", "auc")
+    ranks = any("ndcg@20" in line for line in lines)
+    measure = "ndcg@20" if ranks else "auc"
+    auc_steps, auc = _series(lines, "validation", measure)
 
     panels = 2 if auc_steps.size else 1
     figure = plots.figure(6.2 * panels, 4.8)
@@ -130,6 +132,8 @@ def figure_of(
     axes = figure.subplots(1, panels, squeeze=False, sharex=True)[0]
     of_tasks = any(key.endswith(".loss") for line in lines for key in line)
     names = ("loss of all tasks", "mean AUC of the binary tasks") if of_tasks else ("log loss (nats)", "AUC")
+    if ranks:
+        names = ("loss", "NDCG of the best 20")
     for panel, label in zip(axes, names, strict=False):
         plots.plain(panel)
         panel.set_xlabel("step")
@@ -150,7 +154,7 @@ def figure_of(
 
     if panels == 2:
         axes[1].plot(auc_steps, auc, color=_VALIDATION, linewidth=1.6, marker="o", markersize=4, label="validation")
-        for step, value in zip(*_series(lines, "test", "auc"), strict=True):
+        for step, value in zip(*_series(lines, "test", measure), strict=True):
             axes[1].plot(
                 step, value, color=_CHOSEN, linestyle="", marker="*", markersize=13, label=f"test ({value:.4f})"
             )

@@ -115,6 +115,10 @@ def results(summary: Mapping[str, Any]) -> str:
         simple += [(f"{name}: best constant", errors) for name, errors in summary.get("constants", {}).items()]
         return results_table([(title, measured), *each.items(), *simple], {"loss": "loss", **TITLES, **OF_TASKS})
     rows = [(title, measured)]
+    titles = TITLES
+    if "recall@20" in measured:
+        rows.append(("popularity", summary["popularity"]))
+        titles = {name: name for name in measured if name.endswith("@20")}
     rows += [(name, {"auc": auc}) for name, auc in summary["references"].items()]
     programs = f"{summary['compilations']} training program{'s' * (summary['compilations'] != 1)}"
     if not measured:
@@ -128,7 +132,7 @@ def results(summary: Mapping[str, Any]) -> str:
         lines[0] += f"; the first step was done after {summary['first_step_s']:.0f} s"
     if rate := summary["samples_per_s"]:
         lines.insert(0, f"training: {rate:,.0f} samples/s, without compiling, evaluating and saving")
-    return "\n".join((results_table(rows), "", *lines))
+    return "\n".join((results_table(rows, titles), "", *lines))
 
 
 def in_short(figures: Mapping[str, int], steps: int, peak_bytes: int) -> str:

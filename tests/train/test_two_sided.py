@@ -1,0 +1,260 @@
+"""Trainings of a model of two sides: against the dense oracle, and as commands from a table to candidates."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from support.commands import inside, lines_of
+from support.problems import Problem, compare, run_oracle, run_sharded
+
+from recjax.config.run import RunConfig
+from recjax.data.batch import Bags, Batch, Feature, Schema
+from recjax.data.source import between
+from recjax.embedding.optim import RowWiseAdagrad
+from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.models.batch_losses import BatchSoftmax, CosineContrastive
+from recjax.models.two_tower import TwoTowerConfig
+from recjax.train.step import StepOptions
+from recjax.train.two_sided import item_keys
+
+pytestmark = [pytest.mark.full, pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
+
+USERS, ITEMS, B, STEPS = 11, 13, 29, 3
+SCHEMA = Schema((), (Feature("user", USERS), Feature("item", ITEMS), Feature("tags", 7, None), Feature("country", 5)))
+
+
+class Source:
+    """Rows of pairs in memory, some with label 0 and some without weight."""
+
+    name, schema, fingerprint = "pairs", SCHEMA, "pairs"
+
+    def __init__(self, rows: int) -> None:
+        rng = np.random.default_rng(4)
+        lengths = rng.integers(0, 3, rows)
+        self.rows = Batch(
+            np.zeros((rows, 0), np.float32),
+            {
+                "user": Bags(rng.integers(0, USERS, (rows, 1))),
+                "item": Bags(np.minimum(rng.geometric(0.2, (rows, 1)), ITEMS) - 1),
+                "tags": Bags(rng.integers(0, 7, lengths.sum()), lengths),
+                "country": Bags(rng.integers(0, 5, (rows, 1))),
+            },
+            (rng.uniform(size=rows) > 0.1).astype(np.float32),
+            (rng.uniform(size=rows) > 0.1).astype(np.float32) * rng.integers(1, 4, rows),
+        )
+
+    def row_counts(self, split: str) -> np.ndarray:
+        return np.array([self.rows.size] if split == "train" else [], np.int64)
+
+    def read(self, split: str, index: int) -> Batch:
+        del split, index
+        return self.rows
+
+
+def make_problem(loss: Any) -> Problem:
+    """Some steps of two towers that see all features."""
+    source: Any = Source(B * STEPS)
+    model = TwoTowerConfig(user=("user", "country"), item=("item", "tags"), layers=(6, 4), loss=loss)
+    tables = tuple(TableSpec(f.name, f.rows, 5, RowWiseAdagrad(0.1), 0.5) for f in SCHEMA.features)
+    features = tuple(FeatureSpec(f.name, f.name, f.bag, "sum") for f in SCHEMA.features)
+    batches = [between(source.rows, step * B, (step + 1) * B) for step in range(STEPS)]
+    problem = Problem(batches, B, tables, features, model, 0, optax.sgd(0.05), source=source)
+    problem.options = StepOptions(batch_loss=loss)
+    keys = item_keys(RunConfig(model=model), source)
+    assert keys is not None
+    each = [keys.of(batch) for batch in batches]
+    ids_SxB, log_q_SxB = (np.stack([of[name] for of in each]) for name in ("ids_B", "log_q_B"))
+    counted = (source.rows.labels > 0) & (source.rows.weights > 0)
+    shares = np.bincount(source.rows.bags["item"].ids[counted, 0], minlength=ITEMS) / counted.sum()
+    np.testing.assert_allclose(np.exp(log_q_SxB), shares[ids_SxB])
+
+    def vectors(dense: Any, side: str, parts: list[Any]) -> Any:
+        hidden = jnp.concatenate(parts, axis=1)
+        for layer in range(2):
+            path = f"{side}.mlp.layers.{layer}"
+            hidden = hidden @ dense[f"{path}.kernel.value"] + dense[f"{path}.bias.value"][None]
+            hidden = jnp.maximum(hidden, 0) if layer == 0 else hidden
+        return hidden / jnp.linalg.norm(hidden, axis=1, keepdims=True)
+
+    def truth(dense: Any, kept: Any, x: Any, pooled: Any, y: Any, w: Any, step: Any) -> Any:
+        user = vectors(dense, "user", [pooled["user"], pooled["country"]])
+        item = vectors(dense, "item", [pooled["item"], pooled["tags"]])
+        ids, log_q, w = jnp.asarray(ids_SxB)[step], jnp.asarray(log_q_SxB)[step], w * y
+        scores, own = user @ item.T, jnp.sum(user * item, axis=1)
+        other = (w[None] > 0) & (ids[:, None] != ids[None])
+        if isinstance(loss, BatchSoftmax):
+            logits = jnp.where(other, scores / loss.temperature - log_q[None], -1e30)
+            mine = own / loss.temperature - log_q
+            each = jnp.logaddexp(jnp.log(jnp.sum(jnp.exp(logits), axis=1)), mine) - mine
+        else:
+            pushed = jnp.where(other, jnp.maximum(scores - loss.margin, 0), 0)
+            each = 1 - own + loss.weight * jnp.sum(pushed, axis=1) / jnp.sum(other, axis=1, dtype=float)
+        return jnp.sum(w * each) / jnp.sum(w), (kept, [])
+
+    problem.truth = truth
+    return problem
+
+
+@pytest.mark.parametrize("loss", [BatchSoftmax(0.2), CosineContrastive(0.1, 5.0)], ids=lambda loss: loss.kind)
+def test_training_is_that_of_the_oracle_on_any_mesh(loss: Any) -> None:
+    with jax.enable_x64(True):
+        problem = make_problem(loss)
+        truth = run_oracle(problem, np.float64)
+        for devices, plan, how in (
+            (1, "data_parallel", {}),
+            (2, "table_wise", {"held": "sharded"}),
+            (3, "row_wise", {}),
+            (8, "row_wise", {"replicas": 2}),
+        ):
+            compare(run_sharded(problem, devices, plan, np.float64, **how), truth, loss_rtol=1e-9, atol=1e-9)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Clicks: users like the items of their own kind, k and those that differ from it by a multiple of 4."""
+    rng = np.random.default_rng(0)
+    file = tmp_path_factory.mktemp("table") / "clicks.csv"
+    with file.open("w", newline="") as out:
+        rows = csv.writer(out)
+        rows.writerow(["who", "sku", "when"])
+        for when in range(3000):
+            user = int(rng.integers(0, 60))
+            rows.writerow([f"u{user}", 1000 + user % 4 + 4 * int(rng.integers(0, 20)), when])
+    return file
+
+
+@pytest.fixture(scope="module")
+def command(table: Path) -> list[Any]:
+    return [
+        "train", "two_tower", f"data.from={table}", "data.user=who", "data.item=sku", "data.time=when", "model=mf",
+        "embedding.dim=8", "embedding.optimizer.learning_rate=0.05", "train.batch_size=128", "train.epochs=4",
+        "train.log_every=1", "compute_dtype=float64", "train.optimizer=adagrad",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(command: list[Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on one device."""
+    out = tmp_path_factory.mktemp("runs") / "one"
+    done = inside(*command, "mesh.devices=1", "--out", out, "--json")
+    assert done.status == 0, done.err
+    return out
+
+
+def test_a_table_of_pairs_is_learnt_and_ranked(run: Path) -> None:
+    """A quarter of the items is right for a user: who knows that has twice the recall of popularity at least."""
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["eval"]["recall@20"] > 2 * summary["popularity"]["recall@20"]
+    assert summary["chosen_by"] == "validation ndcg@20"
+    assert summary["eval"]["users"] == summary["popularity"]["users"] > 50
+    best = max(lines_of(run, "validation"), key=lambda line: line["ndcg@20"])
+    assert best["step"] == summary["eval_step"]
+
+
+def test_losses_measures_and_lists_are_the_same_on_any_mesh(run: Path, command: list[Any], tmp_path: Path) -> None:
+    losses = [line["loss"] for line in lines_of(run, "train")]
+    assert inside("predict", run, "mesh.devices=1", "--topk", 7, "--out", tmp_path / "one.csv").status == 0
+    for devices in (3, 8):
+        out = tmp_path / str(devices)
+        done = inside(*command, f"mesh.devices={devices}", "plan=row_wise", "--out", out, "--json")
+        assert done.status == 0, done.err
+        np.testing.assert_allclose([line["loss"] for line in lines_of(out, "train")], losses, rtol=1e-9)
+        assert done.result["eval"] == pytest.approx(json.loads((run / "summary.json").read_text())["eval"], rel=1e-9)
+        file = tmp_path / f"{devices}.csv"
+        assert inside("predict", run, f"mesh.devices={devices}", "--topk", 7, "--out", file).status == 0
+        assert _items(file) == _items(tmp_path / "one.csv")
+
+
+def _items(file: Path) -> list[tuple[str, str, str]]:
+    with file.open() as rows:
+        return [(row["who"], row["rank"], row["sku"]) for row in csv.DictReader(rows)]
+
+
+def test_lists_leave_out_what_the_user_had(run: Path, table: Path, tmp_path: Path) -> None:
+    with table.open() as rows:
+        clicks = [(row["who"], row["sku"]) for row in csv.DictReader(rows)]
+    before = {*clicks[: round(0.9 * len(clicks))]}
+    (tmp_path / "some.csv").write_text("who\nu3\nu5\n")
+    some = ["--input", tmp_path / "some.csv"]
+    for options, left_out in (((), before), (("--exclude", "none"), set())):
+        done = inside("predict", run, "--topk", 5, "--out", tmp_path / "c.csv", *some, *options, "--json")
+        assert done.status == 0, done.err
+        lists = _items(tmp_path / "c.csv")
+        assert done.result["users"] == 2 and [who for who, *_ in lists] == ["u3"] * 5 + ["u5"] * 5
+        assert not {(who, sku) for who, _, sku in lists} & left_out
+    assert {(who, sku) for who, _, sku in lists} & before
+
+
+def test_eval_ranks_and_says_what_it_leaves_out(run: Path) -> None:
+    whole = inside("eval", run, "--topk", "5,20", "--json").result
+    summary = json.loads((run / "summary.json").read_text())
+    assert {name: whole[name] for name in summary["eval"]} == pytest.approx(summary["eval"], rel=1e-9)
+    assert {"recall@5", "ndcg@5", "hit@5", "mrr@5", "map@5", "coverage@5"} <= set(whole)
+    less = inside("eval", run, "--topk", "20", "--exclude", "train", "--json").result
+    assert less["ndcg@20"] != whole["ndcg@20"]
+    assert "recall@50" in inside("eval", run).out
+
+
+MISTAKES = [
+    (["train", "two_tower", "data.from={table}", "data.user=who"], "name the columns of both"),
+    (["train", "two_tower", "data.from={table}", "data.user=who", "data.item=skew"], "has no column 'skew'"),
+    (
+        ["train", "two_tower", "data.from={table}", "data.user=who", "data.item=sku", "data.columns=when:dense"],
+        "of neither side",
+    ),
+    (["train", "two_tower", "data.from={table}", "data.label=sku:number"], "learns from rows whose one label is 1"),
+    (["train", "table", "data.from={ones}", "data.label=one"], "recjax train two_tower data.from=FILE"),
+    (["{train}", "train.accumulate=2"], "train.accumulate=2 works on a batch in parts"),
+    (["{train}", "mesh.devices=2", "mesh.replicas=2", "train.replica_sync=never"], "replica group tables of its own"),
+    (["{train}", "model.loss.temperature=0"], "temperature is 0"),
+    (["{train}", "train.choose_by=logloss"], "'logloss' is not measured"),
+    (["{train}", "model.item=sku,sku"], "both name|twice"),
+    (["eval", "{run}", "--top", "20"], "--topk 20"),
+    (["eval", "{run}", "--topk", "20", "--by", "sku"], "--by"),
+    (["eval", "{run}", "--topk", "0"], "topk is 0"),
+    (["eval", "{run}", "--topk", "20", "--exclude", "tests"], "'tests' is no split"),
+    (["predict", "{run}", "--out", "{folder}/c.csv"], "give --input FILE"),
+    (["predict", "{run}", "--topk", "0", "--out", "{folder}/c.csv"], "--topk 0"),
+    (["predict", "{run}", "--topk", "3", "--out", "{folder}/c.txt"], "names no file of scores"),
+    (["predict", "{run}", "--topk", "3", "--out", "{folder}/c.csv", "--input", "{ones}"], "has no column 'who'"),
+    (["predict", "{run}", "--topk", "3", "--out", "{folder}/c.csv", "--input", "{new}"], "no row for the id 'nobody'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), MISTAKES, ids=range(len(MISTAKES)))
+def test_mistakes_are_answered_in_a_paragraph(
+    arguments: list[str], text: str, table: Path, command: list[Any], run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "ones.csv").write_text("a,one\n" + "1,1\n2,1\n" * 20)
+    (tmp_path / "new.csv").write_text("who\nnobody\n")
+    places = {
+        "table": table,
+        "run": run,
+        "folder": tmp_path,
+        "ones": tmp_path / "ones.csv",
+        "new": tmp_path / "new.csv",
+    }
+    words = []
+    for argument in arguments:
+        words += command if argument == "{train}" else [argument.format(**places)]
+    if words[0] == "train":
+        words += ["--out", tmp_path / "run"]
+    done = inside(*words)
+    assert done.status in (2, 3), done.err
+    lines = [line for line in done.err.splitlines() if "error: " in line]
+    assert len(lines) == 1 and any(part in done.err for part in text.split("|")), done.err
+
+
+def test_a_model_that_scores_pairs_ranks_no_items(tmp_path: Path) -> None:
+    made = inside("train", "synthetic", "train.steps=2", "data.train_rows=200", "--out", tmp_path / "run")
+    assert made.status == 0, made.err
+    done = inside("eval", tmp_path / "run", "--topk", "20")
+    assert done.status == 2 and "train model=two_tower or mf" in done.err
