@@ -126,14 +126,15 @@ class DenseRule(Rates):
         """From gradients to what is stepped against."""
         raise NotImplementedError
 
-    def build(self) -> optax.GradientTransformation:
-        """The optax transformation, for a schedule's factor of 1.
+    def build(self, learning_rate: Any = None) -> optax.GradientTransformation:
+        """The optax transformation, for a schedule's factor of 1; of this rate, which may be an array, or its own.
 
         All its updates, decoupled decay included, are proportional to the learning rate: a factor multiplies them.
         """
         before = (optax.add_decayed_weights(self.l2),) if self.l2 else ()
         after = (optax.add_decayed_weights(self.weight_decay),) if self.weight_decay else ()
-        return optax.chain(*before, self.direction(), *after, optax.scale_by_learning_rate(self.learning_rate))
+        lr = self.learning_rate if learning_rate is None else learning_rate
+        return optax.chain(*before, self.direction(), *after, optax.scale_by_learning_rate(lr))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -59,11 +59,13 @@ class OptimizerContext:
       step: int32 [], steps done before this one.
       rate: [], what the schedule multiplies the learning rate with in this step.
       row_mean: [U, D] -> [U], the mean over all D columns of each row, also where this device holds only some.
+      learning_rate: [], in place of the rule's own, so that a program serves all of them; None: the rule's own.
     """
 
     step: jax.Array
     rate: jax.Array
     row_mean: Callable[[jax.Array], jax.Array]
+    learning_rate: jax.Array | None = None
 
 
 def check_not_negative(config: Any, *names: str) -> None:
@@ -171,7 +173,8 @@ class Rule(Rates):
 
     def apply(self, rows_UxD: jax.Array, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
         """One step on U rows; see the module's docstring."""
-        rate = self.learning_rate * jnp.asarray(at.rate, rows_UxD.dtype)
+        lr = self.learning_rate if at.learning_rate is None else at.learning_rate
+        rate = lr * jnp.asarray(at.rate, rows_UxD.dtype)
         grads_UxD = self.regularised(rows_UxD, grads_UxD)
         direction_UxD, slots = self.direction(slots, grads_UxD, at)
         if self.weight_decay:
@@ -312,11 +315,12 @@ class Ftrl:
 
     def apply(self, rows_UxD: jax.Array, slots: Slots, grads_UxD: jax.Array, at: OptimizerContext) -> Updated:
         """One step on U rows; see the module's docstring."""
+        lr = self.learning_rate if at.learning_rate is None else at.learning_rate
         n_UxD = slots["n"] + jnp.square(grads_UxD)
-        sigma_UxD = (jnp.sqrt(n_UxD) - jnp.sqrt(slots["n"])) / self.learning_rate
+        sigma_UxD = (jnp.sqrt(n_UxD) - jnp.sqrt(slots["n"])) / lr
         z_UxD = slots["z"] + jnp.asarray(at.rate, rows_UxD.dtype) * grads_UxD - sigma_UxD * rows_UxD
         shrunk_UxD = jnp.sign(z_UxD) * jnp.maximum(jnp.abs(z_UxD) - self.l1, 0)
-        curvature_UxD = (self.beta + jnp.sqrt(n_UxD)) / self.learning_rate + self.l2
+        curvature_UxD = (self.beta + jnp.sqrt(n_UxD)) / lr + self.l2
         return -shrunk_UxD / curvature_UxD, {"z": z_UxD, "n": n_UxD}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -103,6 +104,7 @@ class UpdateContext(NamedTuple):
       rate: [], the schedule's factor of the learning rate.
       seed: of the run; for the rounding of bfloat16 tables.
       homes: of the slots of mapped groups, this device's parts.
+      learning_rates: [], of the groups that are updated by another than their optimizer's own, by name.
     """
 
     scale: jax.Array
@@ -111,6 +113,7 @@ class UpdateContext(NamedTuple):
     rate: jax.Array
     seed: int = 0
     homes: Homes = {}  # noqa: RUF012  # nobody writes to it
+    learning_rates: Mapping[str, jax.Array] = {}  # noqa: RUF012
 
 
 class Proposed(NamedTuple):

@@ -54,7 +54,8 @@ def abstract_state(trainer: Trainer) -> TrainState:
     kept = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, kept_dtype(x, trainer.dtype)), kept)
     late = trainer.options.late
     sums: Any = like(whole, trainer.mesh) if late else {}
-    state = TrainState(step, ok, dense, opt, tables, slots, module=kept, late=sums)
+    rates = jax.ShapeDtypeStruct(trainer.learning_rates.shape, trainer.learning_rates.dtype)
+    state = TrainState(step, ok, dense, opt, tables, slots, module=kept, late=sums, rates=rates)
     return _placed(trainer, state, state_specs(trainer.bound, trainer.dense, late))
 
 

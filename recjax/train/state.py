@@ -76,6 +76,8 @@ class TrainState:
       homes: of mapped groups, which row each slot of the buffer holds: see `recjax.embedding.address`.
       module: what the module holds beside its parameters, the same on all devices.
       late: dense gradients that the devices have still to add up, a `recjax.train.late.Late`; {} where none are.
+      rates: [1 + G], the learning rates of the dense part and of the groups (`step.rated`), so that one program serves
+        all of them; {}: they are constants of the program. No checkpoint holds them.
       host: rows that are not on the devices, and maps from keys to rows.
     """
 
@@ -88,6 +90,7 @@ class TrainState:
     homes: Homes = dataclasses.field(default_factory=dict)
     module: Any = dataclasses.field(default_factory=dict)
     late: Any = dataclasses.field(default_factory=dict)
+    rates: Any = dataclasses.field(default_factory=dict)
     host: HostState = EMPTY
 
 

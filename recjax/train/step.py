@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.buffers import Tables
-from recjax.embedding.layout import BoundPlan
+from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.residuals import LookedUp, UpdateContext, Vectors
 from recjax.embedding.routing.routed import Routing
 from recjax.embedding.sharded import ShardedEmbeddings
@@ -264,6 +264,7 @@ class StepOptions:
       late: whether the dense part takes the gradients of the step before: see `recjax.train.late`.
       frozen: whether the dense part, with the module's other state, stays as it is to the last bit.
       batch_loss: see `Forward`. Its samples are those with label 1 alone.
+      tx_of: makes the dense optimizer of a learning rate, []; None: it is as it is, whatever `TrainState.rates` says.
     """
 
     clip_norm: float = 0.0
@@ -274,6 +275,7 @@ class StepOptions:
     late: bool = False
     frozen: bool = False
     batch_loss: BatchLoss | None = None
+    tx_of: Callable[[Any], optax.GradientTransformation] | None = None
 
 
 PLAIN = StepOptions()
@@ -360,12 +362,15 @@ def make_train_step(
 
         # Everything that an update writes is made before the devices agree that it may be written.
         rate = jnp.asarray(options.schedule(state.step), loss.dtype)
-        new_params, new_opt = _dense_update(tx, state, grads, rate)
+        rates = () if isinstance(state.rates, dict) else state.rates
+        dense_tx = options.tx_of(rates[0]) if len(rates) and options.tx_of else tx
+        new_params, new_opt = _dense_update(dense_tx, state, grads, rate)
         bad_dense = bad_in_dense(dense, grads, state.opt, new_opt)
         if options.late:
             bad_dense["bad_dense"] += late_sums.not_finite(own_grads)
         late_scale = after(bad_dense["bad_dense"], scale, loss)
-        context = UpdateContext(scale, late_scale, state.step, rate, options.seed, state.homes)
+        learning_rates = {group.name: lr for group, lr in zip(rated(bound), rates[1:], strict=bool(len(rates)))}
+        context = UpdateContext(scale, late_scale, state.step, rate, options.seed, state.homes, learning_rates)
         proposed = embeddings.propose(state.tables, state.slots, inputs.routing, residuals, sparse_grads, context)
         bad |= bad_norm | bad_dense | bad_in_tables(embeddings, sparse_grads, scale, proposed)
 
@@ -377,7 +382,8 @@ def make_train_step(
         params, opt, module, kept = _keep_if(changes, (new_params, new_opt, module, kept), was)
         if options.frozen:  # not by an update of 0, to which -0.0 would be 0.0
             params, module = state.dense, state.module
-        new = TrainState(state.step + ok.astype(jnp.int32), ok, params, opt, tables, slots, state.homes, module, kept)
+        changed: Any = {"dense": params, "opt": opt, "tables": tables, "slots": slots, "module": module, "late": kept}
+        new = dataclasses.replace(state, step=state.step + ok.astype(jnp.int32), ok=ok, **changed)
         of_tasks = {"losses": losses} if tasks else {}
         return new, {"loss": loss, **of_tasks, "weight": weight, "ok": ok, **bad}
 
@@ -471,7 +477,13 @@ def state_specs(bound: BoundPlan, dense: Dense = REPLICATED, late: bool = False)
         homes=homes,
         module=P(),
         late=sums,
+        rates=P(),
     )
+
+
+def rated(bound: BoundPlan) -> list[Group]:
+    """The groups whose optimizer has a learning rate, in the order of `TrainState.rates`."""
+    return [group for group in bound.groups if hasattr(group.optimizer, "learning_rate")]
 
 
 def _dense_update(tx: optax.GradientTransformation, state: TrainState, grads: Any, rate: jax.Array) -> tuple[Any, Any]:

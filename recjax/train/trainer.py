@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from recjax import settings
 from recjax.config.run import FREE_ON_RESUME, RunConfig
+from recjax.config.train import DenseRule
 from recjax.data.batch import Batch
 from recjax.data.source import BlockSource
 from recjax.embedding import replica_groups
@@ -34,7 +35,7 @@ from recjax.models.layers import products_in
 from recjax.models.products import Products, compiler_options
 from recjax.parallel import watchdog
 from recjax.parallel.malloc import return_memory
-from recjax.parallel.mesh import AXES, own
+from recjax.parallel.mesh import AXES, own, put, replicated
 from recjax.planning.question import Answer
 from recjax.planning.tier_run import bound_as
 from recjax.tiers.caches import with_caches
@@ -52,7 +53,7 @@ from recjax.train.module import ModuleDef, asks_for_samples, built
 from recjax.train.products import set_products
 from recjax.train.routers import InFlight, PackedBatches, StepInputs
 from recjax.train.state import EMPTY, HostState, TrainState
-from recjax.train.step import Metrics, StepOptions, make_predict, make_train_step
+from recjax.train.step import Metrics, StepOptions, make_predict, make_train_step, rated
 from recjax.train.table_specs import dims, refuse_reduced
 from recjax.train.tasks import Tasks, choice_of, outputs_for, tasks_of
 from recjax.train.two_sided import is_two_sided, refuse_pairs_alone, refuse_what_does_not_go, sides_of
@@ -116,7 +117,17 @@ class Trainer(InputStreams):
             apart=self.config.train.replica_init == "own",
             late=self.options.late,
         )
-        return dataclasses.replace(state, host=self._cleared(host))
+        return dataclasses.replace(state, host=self._cleared(host), rates=self._placed_rates())
+
+    @functools.cached_property
+    def learning_rates(self) -> np.ndarray:
+        """The learning rates of the dense part and of the groups of tables, as `TrainState.rates` has them."""
+        rule = self.config.train.optimizer
+        rates = [getattr(rule, "learning_rate", 0), *(group.optimizer.learning_rate for group in rated(self.bound))]
+        return np.array(rates, self.dtype)
+
+    def _placed_rates(self) -> jax.Array:
+        return put(self.learning_rates, replicated(self.mesh))
 
     def restore(
         self, arrays: dict[str, Any], step: int, chain: Chain = (), host: HostState | None = None
@@ -148,7 +159,7 @@ class Trainer(InputStreams):
             if host is None:
                 now.close()
             raise
-        return dataclasses.replace(state, host=now)
+        return dataclasses.replace(state, host=now, rates=self._placed_rates())
 
     def _cleared(self, host: HostState | None) -> HostState:
         """A new part of a state on the host, or `host` without what it held."""
@@ -470,7 +481,8 @@ def assemble_trainer(
         per_sample=per_sample,
         late=train.dense_delay > 0,
         frozen=train.freezes_dense,
-        batch_loss=getattr(config.model, "loss", None) if sides else None,
+        batch_loss=getattr(config.model, "loss", None) if is_two_sided(config) else None,
+        tx_of=None if train.freezes_dense or not isinstance(train.optimizer, DenseRule) else train.optimizer.build,
     )
     return Trainer(
         config=config,

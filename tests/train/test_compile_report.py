@@ -61,6 +61,7 @@ def test_memory_is_that_of_closed_forms(found: dict[str, Any]) -> None:
     assert memory["fetched_rows"] == (N * spread + copied) * D * 4
     assert memory["pooled"] == (B // N) * 3 * D * 4
     given = sum(memory[k] for k in ("tables", "slots", "dense", "dense_optimizer", "batch"))
+    given += 4 * (1 + 2)  # learning rates of the dense part and of two groups
     # 5 true counts are not read and leave the program; step, ok and the metrics join it, with an address each
     assert memory["total"] - memory["temporaries"] == pytest.approx(given, abs=288)
     assert memory["temporaries"] > memory["fetched_rows"] + memory["pooled"]

@@ -206,7 +206,8 @@ class Sharding(abc.ABC):
     ) -> Proposed:
         """The optimizer's update of some rows with their slots."""
         row_mean = functools.partial(self.row_mean, group) if mean_U is None else lambda _: mean_U
-        at = OptimizerContext(step=context.step, rate=context.rate, row_mean=row_mean)
+        lr = context.learning_rates.get(group.name)
+        at = OptimizerContext(step=context.step, rate=context.rate, row_mean=row_mean, learning_rate=lr)
         new_UxW, new_U = group.optimizer.apply(rows_UxW.astype(grads_UxW.dtype), slots_U, grads_UxW, at)
         return Proposed(new_UxW, new_U, slots_U)
 

@@ -114,13 +114,14 @@ class RowSharding(Sharding):
         own_mean = isinstance(rule, RowWiseAdagrad) and not group.divides_row_means  # which the kernel makes itself
         if not own_mean or rule.every_row or not in_place(group, table_RxW):
             return super().write(group, table_RxW, slots_R, gradient, context, proposed, ok)
+        lr = context.learning_rates.get(group.name, rule.learning_rate)
         with jax.named_scope("sparse_update"):
             table_RxW, sums_R = kernels.update_rowwise_adagrad(
                 table_RxW,
                 slots_R["sum_of_squares"],
                 gradient.touched,
                 gradient.sums,
-                (self.scale(group, context), context.rate * rule.learning_rate, ok),
+                (self.scale(group, context), context.rate * lr, ok),
                 eps=rule.eps,
                 l2=rule.l2,
                 weight_decay=rule.weight_decay,
