@@ -68,10 +68,9 @@ def states_after(made: Trainer, calls: tuple[int, ...], position: int = 0) -> tu
 def test_rows_train_to_the_bits_of_blocks(devices: int, calls: tuple[int, ...], tmp_path: Path) -> None:
     """An epoch is 13 batches, the last of 20 samples; calls cross its end."""
     source, mesh = write(tmp_path / "data"), f"mesh.devices={devices}"
+    routing = "train.routing=host" if devices == 1 else "train.routing=device"
     plan = "plan=row_wise" if devices > 1 else "plan=auto"
-    expected = states_after(
-        build_trainer(config(mesh, plan, "train.routing=host"), Blocks(source), ["train"]), (1,) * 15, 80
-    )
+    expected = states_after(build_trainer(config(mesh, plan, routing), Blocks(source), ["train"]), (1,) * 15, 80)
     for resident in ("never", "always"):
         made = build_trainer(config(mesh, plan, f"train.resident={resident}"), source, ["train"])
         state, losses = states_after(made, calls, 80)
