@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recjax.parallel.packed import PackedForm, pack_words, unpack_words
+from recjax.parallel.packed import PackedForm, pack_words
 
 pytestmark = pytest.mark.light_compile
 
@@ -28,7 +28,7 @@ def test_each_device_gets_its_part_of_each_array(leaves: list[Any], devices: int
     pack_words(tree, form, words_NxE)
     for device in range(devices):
         parts = jax.tree.map(lambda x, n=device: np.split(x, devices)[n], tree)
-        found = jax.jit(lambda words: unpack_words(words, form))(words_NxE[device])
+        found = jax.jit(form.unpack)(words_NxE[device])
         assert str(jax.tree.structure(found)) == str(jax.tree.structure(tree))
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), b, strict=True), found, parts)
 
@@ -40,4 +40,4 @@ def test_infinities_and_nan_keep_their_bits(dtype: Any, bits: Any) -> None:
         form = PackedForm.of(values, 1)
         words_NxE = np.empty((1, sum(form.words)), np.int32)
         pack_words(values, form, words_NxE)
-        np.testing.assert_array_equal(np.asarray(unpack_words(words_NxE[0], form)).view(bits), values.view(bits))
+        np.testing.assert_array_equal(np.asarray(form.unpack(words_NxE[0])).view(bits), values.view(bits))

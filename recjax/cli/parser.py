@@ -211,7 +211,7 @@ def make_parser(verb: str | None = None) -> argparse.ArgumentParser:
         "turn raw files into prepared blocks",
         "data prepare movietweetings --from raw/ --out prepared/ min_user_count=5",
     )
-    prepare.add_argument("dataset", help="name of a dataset")
+    prepare.add_argument("dataset", help="name of a dataset, or a preset whose rows are drawn, to write them to disk")
     prepare.add_argument(
         "--from",
         dest="source",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
 import sys
@@ -321,10 +322,18 @@ def tune(options: argparse.Namespace) -> None:
 def prepare(options: argparse.Namespace) -> None:
     """Prepares raw files."""
     from recjax import settings
+    from recjax.config import preset_files, presets
     from recjax.data import catalog
 
-    config = settings.override(catalog.default(options.dataset), options.overrides)
-    made = catalog.prepare(config, options.source, options.out, overwrite=options.overwrite, beam=options.beam)
+    preset = None
+    if options.dataset not in catalog.DATASETS:
+        with contextlib.suppress(ConfigError):  # then it is no dataset either
+            preset = preset_files.find_preset(options.dataset)
+    if preset:
+        data = presets.load(options.dataset, options.overrides).data
+    else:
+        data = settings.override(catalog.default(options.dataset), options.overrides)
+    made = catalog.prepare(data, options.source, options.out, overwrite=options.overwrite, beam=options.beam)
     write_result(options, made, lambda: f"prepared {options.dataset} in {options.out}")
 
 

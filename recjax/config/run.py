@@ -315,6 +315,7 @@ FREE_ON_RESUME = (
     "train.workers",
     "train.routing",
     "train.steps_per_call",
+    "train.resident",
     "train.compile_ahead",
     "train.products",
 )

@@ -254,6 +254,10 @@ class TrainConfig:
     # Steps that one call of the program takes, before the host looks at their metrics; changes no number. auto: 1 on
     # CPUs, up to 16 on accelerators. It is 1 where the host is needed between two steps
     steps_per_call: int | Literal["auto"] = "auto"
+    # Where training rows lie while it trains, if all bags are of one size and the data are prepared on disk; changes no
+    # number. always: all on every device, and the host sends their numbers. never: the host reads them. auto: on
+    # accelerators where they take at most half of the memory that the state leaves, not on CPUs
+    resident: Literal["auto", "never", "always"] = "auto"
     # Compile the program for larger arrays during the training, before a batch needs it: changes no number. auto: on
     # TPUs
     compile_ahead: Literal["auto", "always", "never"] = "auto"

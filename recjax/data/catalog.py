@@ -28,10 +28,10 @@ from recjax.data.datasets.tfds import Tfds
 from recjax.data.datasets.yelp import Yelp
 from recjax.data.prepare.chunk import Reader
 from recjax.data.source import SPLITS, BlockSource
-from recjax.data.storage.blocks import PreparedSource, open_prepared
+from recjax.data.storage.blocks import PreparedSource, open_prepared, write_prepared
 from recjax.data.storage.manifest import MANIFEST
 from recjax.data.synthetic.clicks import Synthetic
-from recjax.data.synthetic.stream import ZipfStream
+from recjax.data.synthetic.stream import ZipfStream, ZipfStreamSource
 from recjax.errors import ConfigError, DataError
 from recjax.utils import log
 from recjax.utils.paths import is_remote, place
@@ -95,6 +95,8 @@ def open_raw(config: Dataset, source: str | os.PathLike[str] | None) -> Reader:
 def _nothing_to_prepare(kind: str) -> str:
     if kind == Prepared.kind:
         return f"prepared data are prepared already: give their folder as data.path. {own.HOW}"
+    if kind == ZipfStream.kind:
+        return f"{kind} data have no raw files, for their rows are drawn. Leave out --from and --beam to write them."
     return (
         f"{kind} data have no raw files, so there is nothing to prepare. Datasets to prepare: {', '.join(_OPEN_RAW)}."
     )
@@ -109,11 +111,11 @@ def prepare(
     beam: str | None = None,
     wording: Wording = Wording.COMMAND,
 ) -> dict[str, Any]:
-    """Raw files to prepared blocks.
+    """Raw files, or drawn rows, to prepared blocks.
 
     Args:
       config: the dataset and its options.
-      source: folder of the raw files; None for those that ship with recjax.
+      source: folder of the raw files; None for those that ship with recjax, and for rows that are drawn.
       out: the folder to make.
       overwrite: replace prepared data of other content in `out`.
       beam: do it on Apache Beam, with these pipeline options; None: in this process.
@@ -127,7 +129,8 @@ def prepare(
       DataError: the raw files are at fault, or `out` holds something else.
       TrainingError: `out` cannot be written.
     """
-    if isinstance(config, Synthetic | ZipfStream | Prepared):
+    drawn = isinstance(config, ZipfStream) and source is None and beam is None
+    if isinstance(config, Synthetic | ZipfStream | Prepared) and not drawn:
         raise ConfigError(_nothing_to_prepare(config.kind))
     if beam is None and is_remote(place(out)):
         raise ConfigError(
@@ -141,6 +144,10 @@ def prepare(
 
         raw = None if source is None else str(source)
         made = prepare_on_beam(config, raw, open_raw, str(out), beam, overwrite=overwrite)
+    elif isinstance(config, ZipfStream):
+        stream = ZipfStreamSource(config)
+        splits = {split: stream.blocks(split) for split in SPLITS}
+        made = write_prepared(out, stream.name, stream.schema, splits, {}, overwrite=overwrite)
     elif isinstance(config, Table):
         made = prepare_files(config, source, out, wording, overwrite=overwrite)
     else:

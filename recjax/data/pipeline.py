@@ -110,7 +110,7 @@ def shares(row_counts: np.ndarray, weights: Sequence[int]) -> np.ndarray:
 
 
 class _Window(Protocol):
-    """What batches have of a window."""
+    """The rows that batches have of a window."""
 
     def piece(self, batch: int) -> Any:
         """Rows of a batch; `batch` counts those that have rows of the window."""
@@ -317,6 +317,7 @@ def batches(
     part: tuple[int, int] | None = None,
     end: int | None = None,
     pack: bool = False,
+    check: bool = True,
 ) -> Iterator[Any]:
     """Host batches of a split, in order, read ahead by threads.
 
@@ -339,6 +340,7 @@ def batches(
       end: number of samples after which every epoch ends; None: all of the split.
       pack: whether rows on disk that are not yet packed, so that any can be taken, are packed now, for this and later
         passes; the batches are the same.
+      check: whether batches are checked, `validate`, before `transform`; False: it does so itself.
 
     Returns:
       Iterator of `Batch`, or of what `transform` returns.
@@ -364,7 +366,8 @@ def batches(
     reader = reader if rows is None else _RowReader(rows, order.row_counts)
 
     def finish(batch: Batch) -> Any:
-        validate(batch, source.schema)
+        if check:
+            validate(batch, source.schema)
         return batch if transform is None else transform(batch)
 
     stream = grain.MapDataset.source(_Batches(reader, cuts, epochs)).map(finish)

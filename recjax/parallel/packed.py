@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 _WORD = np.dtype(np.int32)
+_ALIGNED = 64  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +48,14 @@ class PackedForm:
         sizes = zip(self.shapes, self.dtypes, strict=True)
         return tuple(-(-math.prod(shape) * dtype.itemsize // _WORD.itemsize) for shape, dtype in sizes)
 
+    def unpack(self, words_E: jax.Array) -> Any:
+        """Returns the tree that `pack_words` laid end to end, of one device: int32 [E], with the same bits."""
+        leaves, start = [], 0
+        for shape, dtype, words in zip(self.shapes, self.dtypes, self.words, strict=True):
+            leaves.append(_read(jax.lax.slice(words_E, (start,), (start + words,)), shape, dtype))
+            start += words
+        return jax.tree.unflatten(self.structure, leaves)
+
 
 def pack_words(tree: Any, form: PackedForm, out_NxE: np.ndarray) -> None:
     """Lays the arrays of a tree end to end, device by device.
@@ -67,18 +78,80 @@ def pack_words(tree: Any, form: PackedForm, out_NxE: np.ndarray) -> None:
             part[:] = padded.view(_WORD)
 
 
-def unpack_words(words_E: jax.Array, form: PackedForm) -> Any:
-    """Returns the tree that `pack_words` laid end to end, of one device: int32 [E], with the same bits."""
-    leaves, start = [], 0
-    for shape, dtype, words in zip(form.shapes, form.dtypes, form.words, strict=True):
-        leaves.append(_read(jax.lax.slice(words_E, (start,), (start + words,)), shape, dtype))
-        start += words
-    return jax.tree.unflatten(form.structure, leaves)
-
-
 def _read(words: jax.Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> jax.Array:
     if dtype.itemsize > _WORD.itemsize:
         words = words.reshape(-1, dtype.itemsize // _WORD.itemsize)
     read = jnp.uint8 if dtype == np.bool_ else dtype
     values = jax.lax.bitcast_convert_type(words, read).reshape(-1)[: math.prod(shape)]
     return values.reshape(shape).astype(dtype)
+
+
+def aligned_words(shape: tuple[int, ...]) -> np.ndarray:
+    """Returns an int32 array, not written, where CPU devices take it without a copy."""
+    words = np.empty(math.prod(shape) + _ALIGNED // 4, np.int32)
+    start = -words.ctypes.data % _ALIGNED // 4
+    return words[start : start + math.prod(shape)].reshape(shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class WordSlot:
+    """The place of the words of one batch among those of several.
+
+    Attributes:
+      words_KxNxE: int32, of all of them.
+      place: the batch's number among them.
+    """
+
+    words_KxNxE: np.ndarray
+    place: int
+
+    @property
+    def words_NxE(self) -> np.ndarray:
+        """Those of the batch."""
+        return self.words_KxNxE[self.place]
+
+
+def join_slots(slots: Sequence[WordSlot]) -> np.ndarray:
+    """Returns the words of batches one below the other, int32 [K, N, E]: as they are where they lie so, else copied."""
+    first = slots[0]
+    whole = first.words_KxNxE[first.place : first.place + len(slots)]
+    if all(slot.words_KxNxE is first.words_KxNxE and slot.place == first.place + i for i, slot in enumerate(slots)):
+        return whole
+    joined_KxNxE = aligned_words((len(slots), *first.words_NxE.shape))
+    for slot, out_NxE in zip(slots, joined_KxNxE, strict=True):
+        out_NxE[:] = slot.words_NxE
+    return joined_KxNxE
+
+
+class WordSlots:
+    """Slots for the batches of a stream, by their numbers, so that those that travel together lie together.
+
+    Threads ask for them ahead, in about their order; each batch asks once.
+    """
+
+    def __init__(self) -> None:
+        """Batches travel one by one until `expect` says otherwise."""
+        self._lock = threading.Lock()
+        self.restart()
+
+    def restart(self) -> None:
+        """Takes in that batches are counted from 0 again."""
+        with self._lock:
+            self._first, self._count, self._end = 0, 1, 0
+            self._open: dict[int, WordSlot] = {}  # by number
+
+    def expect(self, first: int, count: int) -> None:
+        """Takes in that from batch `first` on `count` batches travel together."""
+        with self._lock:
+            self._first, self._count = first, count
+
+    def take(self, number: int, shape: tuple[int, int]) -> WordSlot:
+        """Returns the slot of a batch, of words int32 [N, E]."""
+        with self._lock:
+            while number >= self._end:
+                count = self._count - (self._end - self._first) % self._count
+                words_KxNxE = aligned_words((count, *shape))
+                self._open |= {self._end + k: WordSlot(words_KxNxE, k) for k in range(count)}
+                self._end += count
+            slot = self._open.pop(number, None)
+        return slot or WordSlot(aligned_words((1, *shape)), 0)

@@ -11,13 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from recjax import settings
 from recjax.config.run import HotConfig, RunConfig
+from recjax.data.batch import RowLayout
 from recjax.data.datasets.own_table import Table
-from recjax.data.source import SPLITS, BlockSource, mean_ids, require_rows, split_to_measure
+from recjax.data.source import SPLITS, BlockSource, mean_ids, require_rows, rows_of, split_to_measure
 from recjax.embedding.plan import Plan
+from recjax.errors import ConfigError
 from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import AXES, make_mesh
@@ -27,10 +30,11 @@ from recjax.planning.machine_file import open_machine
 from recjax.planning.predict import HostWork, Prediction, predict
 from recjax.planning.routed import routed
 from recjax.settings.values import written
+from recjax.train.agreement import gather
 from recjax.train.compile_only import abstract_batches, abstract_state
 from recjax.train.first_batch import Sample, sample
 from recjax.train.planned import by_machine, plan_of
-from recjax.train.routers import HostRouter, PackedBatches
+from recjax.train.routers import HostRouter, PackedBatches, ResidentRows
 from recjax.train.table_specs import check_shared_values, specs
 from recjax.train.trainer import Trainer, assemble_trainer
 from recjax.utils import log
@@ -63,7 +67,7 @@ def _host(trainer: Trainer, found: Sample, state: Any, inputs: PackedBatches, ma
         ids=math.ceil(shares * found.ids),
         features=len(trainer.bound.features),
         placed_bytes=words.size * words.dtype.itemsize,
-        placed_arrays=len(inputs.form.shapes),
+        placed_arrays=len(inputs.form.words),
         arguments=len(jax.tree.leaves(state)) + 1,
         devices=trainer.bound.all_devices,
         workers=train.workers,
@@ -137,7 +141,42 @@ def build_trainer(
     predicted = judge(config, source, mesh)
     if predicted or shape != config.mesh.shape:  # of all the devices that there are
         plan, chosen, _ = plan_of(config, source, tables, features, shape, predicted)
-    return assemble_trainer(config, source, mesh, plan, tables, features, chosen=chosen, weights=weights)
+    trainer = assemble_trainer(config, source, mesh, plan, tables, features, chosen=chosen, weights=weights)
+    return dataclasses.replace(trainer, resident=resident_rows(trainer)) if "train" in splits else trainer
+
+
+def resident_rows(trainer: Trainer) -> ResidentRows | None:
+    """Returns the training rows that are to lie on every device, as `train.resident` says; None if the host has them.
+
+    "auto" has them there on accelerators, where they take at most half of the memory that the state leaves free: the
+    other half is for a step's temporaries. It does not on CPUs, whose devices have no memory of their own: the rows
+    would be there twice, and a program takes longer to take a batch of them than the host, which does it ahead.
+
+    Raises:
+      ConfigError: they are to lie there, and cannot.
+    """
+    choice, count = trainer.config.train.resident, int(trainer.source.row_counts("train").sum())
+    first = trainer.mesh.local_devices[0]
+    limit = (first.memory_stats() or {}).get("bytes_limit", 0) if choice == "auto" and first.platform != "cpu" else 0
+    if choice == "never" or (choice == "auto" and not limit):
+        return None
+    train, why, rows = trainer.config.train, "", None
+    if trainer.router.row_form(train.batch_size, train.accumulate, trains=True) is None:
+        why = "the host routes batches, or bags differ in size. Set train.routing=device if all bags are of one size"
+    else:
+        leaves = jax.tree.leaves(abstract_state(trainer))
+        state_bytes = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
+        needed = 4 * count * RowLayout(trainer.source.schema).words
+        if count >= 2**31 or (limit and needed > (limit - state_bytes) / 2):
+            why = f"they take {needed / 1e9:,.1f} GB"
+        elif (rows := rows_of(trainer.source, "train", pack=True)) is None:
+            why = "the data are not prepared on disk, or could not be packed there. Prepare them, `recjax data prepare`"
+    if jax.process_count() > 1:
+        everywhere = gather(trainer.mesh, np.array([not why]))
+        why = why or ("" if all(possible[0] for possible in everywhere) else "another process cannot")
+    if why and choice == "always":
+        raise ConfigError(f"train.resident=always, but {why}; or leave train.resident at auto.")
+    return None if why or rows is None else ResidentRows(rows, count, trainer.source.schema, trainer.mesh)
 
 
 def remarks(config: RunConfig, trainer: Trainer) -> list[str]:

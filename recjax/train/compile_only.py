@@ -27,7 +27,7 @@ from recjax.parallel.mesh import BATCH_AXES
 from recjax.parallel.packed import PackedForm
 from recjax.train.late import like
 from recjax.train.module import kept_dtype, kept_state, parameters
-from recjax.train.routers import WORDS, HostRouter, PackedBatches, StepInputs
+from recjax.train.routers import WORDS, DeviceRouter, HostRouter, PackedBatches, RowForm, StepInputs
 from recjax.train.state import TrainState
 from recjax.train.step import state_specs
 from recjax.train.trainer import Trainer
@@ -87,14 +87,17 @@ def abstract_inputs(trainer: Trainer, capacities: dict[str, int]) -> StepInputs:
 
 def abstract_batches(trainer: Trainer, capacities: dict[str, int], steps: int = 1) -> PackedBatches:
     """The shape of what the trainer's router makes of so many training batches; arguments as for `abstract_inputs`."""
-    inputs, devices = abstract_inputs(trainer, capacities), trainer.bound.all_devices
-    routes = isinstance(trainer.router, HostRouter)
-    if not routes:
-        inputs = dataclasses.replace(inputs, routing=dataclasses.replace(inputs.routing, groups={}))
-    form = PackedForm.of(inputs, devices)
+    train, devices, router = trainer.config.train, trainer.bound.all_devices, trainer.router
+    form: PackedForm | RowForm | None = router.row_form(train.batch_size, train.accumulate, trains=True)
+    if form is None:
+        inputs = abstract_inputs(trainer, capacities)
+        if not isinstance(router, HostRouter):
+            inputs = dataclasses.replace(inputs, routing=dataclasses.replace(inputs.routing, groups={}))
+        form = PackedForm.of(inputs, devices)
     shape = (steps, devices, sum(form.words))
     words = jax.ShapeDtypeStruct(shape, np.int32, sharding=NamedSharding(trainer.mesh, WORDS))
-    return PackedBatches(words, form, trainer.router.sizes(capacities))
+    rows_RxW = router.resident.shape if isinstance(router, DeviceRouter) and router.resident else None
+    return PackedBatches(words, form, router.sizes(capacities), rows_RxW)
 
 
 def _group(group: Group, capacities: dict[str, int]) -> GroupRouting:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from recjax.config.run import RunConfig
 from recjax.data import thread_map
-from recjax.data.batch import Batch
+from recjax.data.batch import Batch, validate
 from recjax.data.pipeline import batches, shares
 from recjax.data.source import BlockSource, between, require_rows
 from recjax.embedding.address import Maps
@@ -29,13 +29,14 @@ from recjax.embedding.routing.ordered import OrderedStage, SlotLookup
 from recjax.errors import ConfigError
 from recjax.parallel import watchdog
 from recjax.parallel.mesh import Share
+from recjax.parallel.packed import WordSlots
 from recjax.planning.question import Answer
 from recjax.tiers.caches import read_through
 from recjax.tiers.stage import CacheStage, ReadStage
 from recjax.train import routers
 from recjax.train.agreement import never, synchronize_batches
 from recjax.train.named_rows import gather_named, list_named
-from recjax.train.routers import InFlight, PackedBatches, Router, StepInputs
+from recjax.train.routers import DeviceRouter, InFlight, PackedBatches, ResidentRows, Router, StepInputs
 from recjax.train.state import EMPTY, HostState
 from recjax.train.two_sided import ItemKeys, item_keys
 
@@ -67,6 +68,7 @@ class InputStream:
         epoch_samples: int,
         period: int | None,
         stages: Sequence[OrderedStage] = (),
+        slots: WordSlots | None = None,
     ) -> None:
         """Nothing is read before the first batch is asked for.
 
@@ -77,10 +79,13 @@ class InputStream:
           epoch_samples: samples of an epoch.
           period: steps after which capacities may fall; None: they only grow.
           stages: what is done to routed batches in their order, one stage after the other.
+          slots: in which `read` packs batches; they learn how many are taken together.
         """
+        self._slots = slots or WordSlots()
         self._read, self._router, self._period = read, router, period
         self._batch_size, self._epoch_samples = batch_size, epoch_samples
         self._batches: Iterator[InFlight] | None = None
+        self._begun = 0  # batches that were given since reading began
         self._upcoming: collections.deque[InFlight] = collections.deque()  # read, but not through the stages
         self._waiting: collections.deque[InFlight] = collections.deque()  # through the stages, but not given
         self._error: Exception | None = None  # of the batch after these
@@ -148,6 +153,10 @@ class InputStream:
           RecjaxError: the next one cannot be read.
         """
         if self._batches is None:
+            self._slots.restart()
+            self._begun = 0
+        self._slots.expect(self._begun, count)
+        if self._batches is None:
             self._batches = self._read(self.position)
         depth = max([count, *(1 + stage.depth for stage in self._stages)])
         while len(self._waiting) < depth and self._error is None:
@@ -164,6 +173,7 @@ class InputStream:
                 raise self._error
             raise StopIteration
         count = count if count <= len(self._waiting) else 1
+        self._begun += count
         self.taken = tuple(self._waiting.popleft() for _ in range(count))
         self.latest = self.taken[-1]
         self._stage_states = list(self.latest.stages)
@@ -234,6 +244,7 @@ class InputStreams:
     dtype: Any
     maps: Maps | None
     chosen: Answer | None
+    resident: ResidentRows | None
 
     @functools.cached_property
     def gives_rows(self) -> bool:
@@ -260,14 +271,19 @@ class InputStreams:
           save: likewise for `latest.save`.
           host: of the state that is trained.
         """
-        size, read = self.config.train.batch_size, self.train_reader(stop, save, host)
-        return InputStream(read, self.router, size, self.samples_per_epoch, capacity.PERIOD, self.stages(host))
+        size, slots = self.config.train.batch_size, WordSlots()
+        read = self.train_reader(stop, save, host, slots)
+        return InputStream(read, self.router, size, self.samples_per_epoch, capacity.PERIOD, self.stages(host), slots)
 
     def train_reader(
-        self, stop: Callable[[], int] = never, save: Callable[[], int] = never, host: HostState = EMPTY
+        self,
+        stop: Callable[[], int] = never,
+        save: Callable[[], int] = never,
+        host: HostState = EMPTY,
+        slots: WordSlots | None = None,
     ) -> Callable[[int], Iterator[InFlight]]:
         """Returns the function that gives the batches of a training from a position on, as `routed_batches`."""
-        return functools.partial(self.routed_batches, stop=stop, save=save, host=host)
+        return functools.partial(self.routed_batches, stop=stop, save=save, host=host, slots=slots)
 
     def first_inputs(self, capacities: Mapping[str, int], host: HostState = EMPTY) -> StepInputs:
         """Returns the first batch of a training, routed, in arrays of these sizes or, where it needs more, larger."""
@@ -293,10 +309,12 @@ class InputStreams:
 
         def read(position: int) -> Iterator[InFlight]:
             before = position // size
-            route = functools.partial(self._route, batch_size=size, parts=1, host=host)
+            route = functools.partial(self._route, batch_size=size, parts=1, host=host, check=True)
             where: dict[str, Any] = {"position": mine.start + before * each, "end": mine.stop, "epochs": 1}
             workers = self.config.train.workers
-            stream = batches(self.source, split, each, transform=route, workers=workers, pack=True, **where)
+            stream = batches(
+                self.source, split, each, transform=route, workers=workers, pack=True, check=False, **where
+            )
             return self._together(self._lengthened(stream, split, steps - before, size, host), stop, host=host)
 
         return InputStream(read, self.reading, size, samples, None, self.reading_stages(host))
@@ -337,12 +355,16 @@ class InputStreams:
         stop: Callable[[], int] = never,
         save: Callable[[], int] = never,
         host: HostState = EMPTY,
+        slots: WordSlots | None = None,
     ) -> Iterator[InFlight]:
         """The batches of a training from a sample on, checked and routed ahead by worker threads, but not placed."""
         train, share = self.config.train, self.router.share
         mine = samples_of(share, train.batch_size, train.accumulate)
         size, parts = train.batch_size, train.accumulate
-        route = functools.partial(self._route, batch_size=size, parts=parts, host=host, trains=True)
+        check = not self.gives_rows  # else before rows are given
+        route = functools.partial(
+            self._route, batch_size=size, parts=parts, host=host, trains=True, slots=slots, check=check
+        )
         stream = batches(
             self.source,
             "train",
@@ -353,6 +375,7 @@ class InputStreams:
             position=position,
             workers=train.workers,
             transform=None if self.gives_rows else route,
+            check=self.gives_rows,
             part=None if share.count == share.total else mine,
             pack=True,
         )
@@ -395,15 +418,28 @@ class InputStreams:
         mine = between(batch, min(first, batch.size), min(last, batch.size))
         return self._route(mine, batch_size, parts, host)
 
-    def _route(self, batch: Batch, batch_size: int, parts: int, host: HostState, trains: bool = False) -> InFlight:
-        """Routes samples; with `trains`, where rows are given to keys, they are the next ones of the training."""
+    def _route(
+        self,
+        batch: Batch,
+        batch_size: int,
+        parts: int,
+        host: HostState,
+        trains: bool = False,
+        slots: WordSlots | None = None,
+        check: bool = False,
+    ) -> InFlight:
+        """Routes samples, which are of the training if `trains`; with `check` only if they are valid."""
         with jax.profiler.TraceAnnotation("count"):
+            packed = None if self.gives_rows else self.router.pack(batch, batch_size, parts, trains, slots)
+            if check and not (packed and packed.form and packed.form.resident):
+                validate(batch, self.source.schema)
+            if packed:
+                return packed
             if self.item_keys is not None:
                 batch = self.item_keys.with_drawn(batch, trains)
             if not self.gives_rows:
                 routed = self.router.route(batch, batch_size, parts)
-                routed = list_named(self.bound, routed) if self.bound.cached else routed
-                return InFlight(batch, routed, packed=self.router.packed(routed))
+                return InFlight(batch, list_named(self.bound, routed) if self.bound.cached else routed)
             ids = self.require_host(host).ids
             assert ids is not None
             rows, admission = ids.advance(batch) if trains else (ids.find(batch), None)
@@ -429,12 +465,13 @@ class InputStreams:
     @functools.cached_property
     def router(self) -> routers.Router:
         """Router, as `train.routing` says."""
-        return self._router_of(self.bound)
+        router = self._router_of(self.bound)
+        return dataclasses.replace(router, resident=self.resident) if isinstance(router, DeviceRouter) else router
 
     def _router_of(self, bound: BoundPlan) -> routers.Router:
         planned = self.chosen.routing if self.chosen else "auto"
         staged = bool(self.bound.cached) or self.gives_rows
-        return routers.choose(self.config, bound, self.mesh, self.dtype, planned, staged, self.item_keys)
+        return routers.choose(self.config, bound, self.mesh, self.dtype, planned, staged, self.source.schema, self.item_keys)
 
     @functools.cached_property
     def item_keys(self) -> ItemKeys | None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -21,14 +20,16 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from recjax.config.run import RunConfig
-from recjax.data.batch import Batch
+from recjax.data.batch import Batch, RowBatch, RowLayout, Rows, Schema, id_words, validate
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing import capacity, device, host
-from recjax.embedding.routing.routed import RoutedBatch, Routing
+from recjax.embedding.routing.routed import FeatureRouting, RoutedBatch, Routing
+from recjax.embedding.spec import FeatureSpec
 from recjax.errors import ConfigError
-from recjax.parallel.mesh import BATCH_AXES, Share, put_share
-from recjax.parallel.packed import PackedForm, pack_words, unpack_words
+from recjax.parallel.mesh import BATCH_AXES, Share, put, put_share, replicated
+from recjax.parallel.packed import PackedForm, WordSlot, WordSlots, aligned_words, join_slots, pack_words
 from recjax.train.two_sided import ItemKeys
+from recjax.utils import log
 
 
 @jax.tree_util.register_dataclass
@@ -51,6 +52,94 @@ class StepInputs:
     items: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(frozen=True)
+class RowForm:
+    """The place of each array of a batch among the words of a device, where its samples are rows.
+
+    Attributes:
+      layout: of a row.
+      local: b, samples a device, with padding.
+      specs: name of a lookup and its feature, of all whose ids are looked up.
+      dtype: of dense features, labels and weights on the devices.
+      resident: whether the rows lie on the devices, and a device gets their numbers, -1 for padding.
+    """
+
+    layout: RowLayout
+    local: int
+    specs: tuple[tuple[str, FeatureSpec], ...]
+    dtype: Any
+    resident: bool = False
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.layout, self.local, self.specs, self.dtype, self.resident))
+
+    def __hash__(self) -> int:
+        """That of its content, found once: every call of a program asks for it."""
+        return self._hash
+
+    @classmethod
+    def fits(cls, layout: RowLayout, specs: Iterable[FeatureSpec]) -> bool:
+        """Returns whether the arrays of these features can be read from rows to the last bit."""
+        plain = {
+            feature.name for feature in layout.schema.features if feature.bag is not None and id_words(feature) == 1
+        }
+        weighted = {feature.name for feature in layout.schema.features if feature.weighted}
+        return all(spec.reads in plain and not (spec.pooling == "mean" and spec.reads in weighted) for spec in specs)
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """Words of a batch on one device."""
+        return (self.local if self.resident else self.local * self.layout.words,)
+
+    def pack(self, batch: Batch, out_NxE: np.ndarray) -> None:
+        """Lays a batch out for N devices, whose samples follow each other."""
+        if self.resident:
+            assert isinstance(batch, RowBatch)
+            out_NxE.reshape(-1)[: batch.size] = batch.numbers_B
+            out_NxE.reshape(-1)[batch.size :] = device.NOTHING
+            return
+        rows_BxW = out_NxE.reshape(-1, self.layout.words)
+        if isinstance(batch, RowBatch):
+            batch.take(rows_BxW[: batch.size])
+        else:
+            rows_BxW[: batch.size] = self.layout.pack(batch)[0]
+        rows_BxW[batch.size :] = self._padding
+
+    @functools.cached_property
+    def _padding(self) -> np.ndarray:
+        """A row of weight 0 without ids: int32 [W]."""
+        row_W = np.zeros(self.layout.words, np.int32)
+        for (name, _), span in self.layout.spans.items():
+            row_W[span] = device.NOTHING if name == "ids" else 0
+        return row_W
+
+    def unpack(self, words_E: jax.Array, rows_RxW: jax.Array | None = None) -> StepInputs:
+        """Returns the arrays of one device, with ids where the routing has indices of rows."""
+        if rows_RxW is None:
+            rows_bxW = words_E.reshape(self.local, self.layout.words)
+        else:
+            taken_bxW = rows_RxW.at[jnp.maximum(words_E, 0)].get(mode="promise_in_bounds")
+            rows_bxW = jnp.where(words_E[:, None] == device.NOTHING, self._padding, taken_bxW)
+
+        def column(name: str, feature: str = "") -> jax.Array:
+            words = rows_bxW[:, self.layout.spans[name, feature]]
+            return words if name == "ids" else jax.lax.bitcast_convert_type(words, np.float32).astype(self.dtype)
+
+        features = {}
+        for name, spec in self.specs:
+            ids_bxH = column("ids", spec.reads)
+            weights = column("id weights", spec.reads) if ("id weights", spec.reads) in self.layout.spans else None
+            if spec.pooling == "mean":
+                share = np.float64(1 / ids_bxH.shape[1]).astype(self.dtype)
+                weights = jnp.where(ids_bxH == device.NOTHING, np.zeros((), self.dtype), share)
+            features[name] = FeatureRouting(ids_bxH, weights, None)
+        labels, weights = column("labels"), column("weights")
+        if not self.layout.schema.labels:
+            labels, weights = labels[:, 0], weights[:, 0]
+        return StepInputs(column("dense"), labels, weights, Routing({}, features))
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PackedBatches:
@@ -62,20 +151,24 @@ class PackedBatches:
         rows, and of groups nothing.
       sizes: None, if the host has routed; else the sizes of the routing that the devices write, () on one device, where
         they are those of the worst case.
+      rows_RxW: None, or all rows of the data, int32, on every device; the words of a batch are then their numbers.
     """
 
     words_KxNxE: Any
-    form: PackedForm = dataclasses.field(metadata={"static": True})
+    form: PackedForm | RowForm = dataclasses.field(metadata={"static": True})
     sizes: device.Sizes | None = dataclasses.field(default=None, metadata={"static": True})
+    rows_RxW: Any = None
 
-    def inputs(self, words_E: jax.Array, bound: BoundPlan) -> tuple[StepInputs, dict[str, jax.Array], jax.Array | None]:
-        """Takes one batch apart on one device, inside `jax.shard_map`.
+    def inputs(
+        self, words_E: jax.Array, rows_RxW: jax.Array | None, bound: BoundPlan
+    ) -> tuple[StepInputs, dict[str, jax.Array], jax.Array | None]:
+        """Takes one batch apart on one device, inside `jax.shard_map`, where that has these parts of the arrays.
 
         Returns:
           its arrays; the sizes that its routing needs, by name, where they were chosen without knowing; and whether
           these suffice, bool [], alike on all devices. Of a batch that does not fit the arrays are wrong.
         """
-        inputs: StepInputs = unpack_words(words_E, self.form)
+        inputs = self.form.unpack(words_E) if rows_RxW is None else self.form.unpack(words_E, rows_RxW)
         if self.sizes is None:
             return inputs, {}, None
         with jax.named_scope("route"):
@@ -94,16 +187,64 @@ class PackedBatches:
         return dataclasses.replace(self, words_KxNxE=self.words_KxNxE[k : k + 1])
 
     @classmethod
-    def put(cls, words_KxNxE: np.ndarray, form: PackedForm, sizes: device.Sizes | None, mesh: Mesh) -> PackedBatches:
+    def put(
+        cls,
+        words_KxNxE: np.ndarray,
+        form: PackedForm | RowForm,
+        sizes: device.Sizes | None,
+        mesh: Mesh,
+        rows_RxW: Any = None,
+    ) -> PackedBatches:
         """Puts the words of this process's N devices on the mesh: one transfer."""
         sharding = NamedSharding(mesh, WORDS)
         if jax.process_count() == 1:
-            return cls(jax.device_put(words_KxNxE, sharding), form, sizes)
+            return cls(jax.device_put(words_KxNxE, sharding), form, sizes, rows_RxW)
         K, _, E = words_KxNxE.shape
         placed = jax.make_array_from_process_local_data(sharding, words_KxNxE, (K, mesh.devices.size, E))
-        return cls(placed, form, sizes)
+        return cls(placed, form, sizes, rows_RxW)
 
 
+@dataclasses.dataclass(frozen=True)
+class ResidentRows:
+    """All training rows, to lie on every device: the host then sends the numbers of those of a batch.
+
+    Attributes:
+      rows: of the data.
+      count: R, how many they are.
+      schema: that they are held to.
+      mesh: the devices.
+    """
+
+    rows: Rows
+    count: int
+    schema: Schema
+    mesh: Mesh
+
+    @property
+    def shape(self) -> jax.ShapeDtypeStruct:
+        """Shape, dtype and sharding of the array."""
+        return jax.ShapeDtypeStruct((self.count, self.rows.layout.words), np.int32, sharding=replicated(self.mesh))
+
+    @functools.cached_property
+    def placed(self) -> jax.Array:
+        """The array: read, checked and sent piece by piece when first asked for; afterwards nothing else is read.
+
+        Raises:
+          DataError: a row is damaged, or makes no sense (`validate`).
+        """
+        log.info(f"placing {self.count:,} training rows on each device ({self.rows.bytes / 1e9:.2f} GB)")
+        form, piece = self.shape, min(self.count, _PIECE_ROWS)
+        rows_RxW = jax.jit(lambda: jnp.zeros(form.shape, form.dtype), out_shardings=form.sharding)()
+        write = jax.jit(jax.lax.dynamic_update_slice_in_dim, static_argnums=3, donate_argnums=0)
+        for number, start in enumerate(range(0, self.count, piece)):
+            start = min(start, self.count - piece)  # the last one overlaps, to be as long
+            batch = RowBatch(self.rows, np.arange(start, start + piece), start, number)
+            validate(batch, self.schema)
+            rows_RxW = write(rows_RxW, put(batch.rows_BxW, form.sharding), start, 0)
+        return rows_RxW
+
+
+_PIECE_ROWS = 2**18
 WORDS = P(None, BATCH_AXES)
 
 
@@ -140,7 +281,8 @@ class InFlight:
       stop: the signal upon which all processes stop after this batch; 0: none.
       save: whether all processes save a checkpoint after it.
       stages: the states of the stream's ordered stages after it.
-      packed: None, or its form and words, int32 [N, E], where these need no sizes: a worker thread has packed them.
+      form: of its words, where these need no sizes; else None.
+      packed: the words, which a worker thread has packed.
     """
 
     batch: Batch
@@ -148,7 +290,8 @@ class InFlight:
     stop: int = 0
     save: bool = False
     stages: tuple[Mapping[str, Any], ...] = ()
-    packed: tuple[PackedForm, np.ndarray] | None = None
+    form: RowForm | None = None
+    packed: WordSlot | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,25 +312,43 @@ class _Router:
         """Writes the arrays of a batch, for the devices of this process, in these sizes: NumPy."""
         raise NotImplementedError
 
-    def packed(self, routed: RoutedBatch) -> tuple[PackedForm, np.ndarray] | None:
-        """Returns a batch's form and words where no size has a part in them; else None."""
-        del routed
+    def row_form(self, batch_size: int, parts: int, trains: bool) -> RowForm | None:
+        """Returns the form of batches where no size has a part in it; else None. Arguments as for `pack`."""
+        del batch_size, parts, trains
+        return None
+
+    def pack(self, batch: Batch, batch_size: int, parts: int, trains: bool, slots: WordSlots | None) -> InFlight | None:
+        """Lays a batch out, if no size has a part in that; else returns None.
+
+        Args:
+          batch: its samples for the devices of this process.
+          batch_size: as for `route_on_host`.
+          parts: likewise.
+          trains: whether it is of the training, whose rows may lie on the devices.
+          slots: where it goes; None: it travels alone.
+        """
+        del batch, batch_size, parts, trains, slots
         return None
 
     def put(self, batches: Sequence[InFlight], capacities: Mapping[str, int]) -> PackedBatches:
         """Packs batches into arrays of these sizes, and puts them on the mesh."""
+        slots = [batch.packed for batch in batches if batch.packed]
+        if form := batches[0].form:
+            with jax.profiler.TraceAnnotation("place"):
+                rows_RxW = self.resident_rows() if form.resident else None
+                return PackedBatches.put(join_slots(slots), form, self.sizes(capacities), self.mesh, rows_RxW)
         with jax.profiler.TraceAnnotation("route"):
-            first = batches[0].packed
-            trees = [] if first else [self.lay_out(batch.routed, capacities) for batch in batches]
-            form = first[0] if first else PackedForm.of(trees[0], self.share.count)
+            trees = [self.lay_out(batch.routed, capacities) for batch in batches]
+            arrays = PackedForm.of(trees[0], self.share.count)
         with jax.profiler.TraceAnnotation("place"):
-            words_KxNxE = aligned_words((len(batches), self.share.count, sum(form.words)))
-            for k, batch in enumerate(batches):
-                if batch.packed:
-                    words_KxNxE[k] = batch.packed[1]
-                else:
-                    pack_words(trees[k], form, words_KxNxE[k])
-            return PackedBatches.put(words_KxNxE, form, self.sizes(capacities), self.mesh)
+            words_KxNxE = aligned_words((len(batches), self.share.count, sum(arrays.words)))
+            for tree, words_NxE in zip(trees, words_KxNxE, strict=True):
+                pack_words(tree, arrays, words_NxE)
+            return PackedBatches.put(words_KxNxE, arrays, self.sizes(capacities), self.mesh)
+
+    def resident_rows(self) -> jax.Array | None:
+        """Returns all training rows, on the devices; None if the host has them."""
+        return None
 
     def sizes(self, capacities: Mapping[str, int]) -> device.Sizes | None:
         """Returns `PackedBatches.sizes`."""
@@ -198,16 +359,6 @@ class _Router:
         """Has the host count sizes that a batch needs beside its `required_capacities`; {} if these are all."""
         del routed
         return {}
-
-
-def aligned_words(shape: tuple[int, ...]) -> np.ndarray:
-    """Returns an int32 array, not written, where CPU devices take it without a copy."""
-    words = np.empty(math.prod(shape) + _ALIGNED // 4, np.int32)
-    start = -words.ctypes.data % _ALIGNED // 4
-    return words[start : start + math.prod(shape)].reshape(shape)
-
-
-_ALIGNED = 64  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,6 +381,8 @@ class DeviceRouter(_Router):
     """Has the devices route, within the program that takes the batch."""
 
     name: ClassVar[str] = "device"
+    layout: RowLayout | None = None  # of samples as rows
+    resident: ResidentRows | None = None  # those of the training
 
     def route(self, batch: Batch, batch_size: int, parts: int) -> RoutedBatch:
         """See `device.count_ids`."""
@@ -243,15 +396,39 @@ class DeviceRouter(_Router):
         lists = host.pack_pooled(routed, self.bound, sizes, self.dtype)
         return pad(routed, Routing({}, features, lists), self.dtype, self.keys)
 
-    def packed(self, routed: RoutedBatch) -> tuple[PackedForm, np.ndarray] | None:
-        """Returns its form and words if all bags are of fixed sizes, and no vectors are pooled by owners."""
-        if routed.required_capacities or self.bound.pooled:
+    def row_form(self, batch_size: int, parts: int, trains: bool) -> RowForm | None:
+        """Returns the form if all bags are of fixed sizes, and no vectors are pooled by owners."""
+        local, resident = host.local_samples(batch_size, self.share.total, parts), trains and self.resident is not None
+        if self._row_form and (local, resident) not in self._forms:  # one object for each: every call compares them
+            self._forms[local, resident] = dataclasses.replace(self._row_form, local=local, resident=resident)
+        return self._forms.get((local, resident))
+
+    def pack(self, batch: Batch, batch_size: int, parts: int, trains: bool, slots: WordSlots | None) -> InFlight | None:
+        """Lays a batch out if all bags are of fixed sizes, and no vectors are pooled by owners."""
+        form = self.row_form(batch_size, parts, trains)
+        if form is None:
             return None
-        tree = self.lay_out(routed, {})
-        form = PackedForm.of(tree, self.share.count)
-        words_NxE = np.empty((self.share.count, sum(form.words)), np.int32)
-        pack_words(tree, form, words_NxE)
-        return form, words_NxE
+        shape = (self.share.count, sum(form.words))
+        placed = slots.take(batch.number, shape) if slots and isinstance(batch, RowBatch) else None
+        slot = placed or WordSlot(aligned_words((1, *shape)), 0)
+        form.pack(batch, slot.words_NxE)
+        routed = RoutedBatch(batch, self.share.count, form.local, parts, {}, {}, {}, {}, {})
+        return InFlight(batch, routed, form=form, packed=slot)
+
+    def resident_rows(self) -> jax.Array | None:
+        """Returns all training rows, on the devices; None if the host has them."""
+        return self.resident.placed if self.resident else None
+
+    @functools.cached_property
+    def _forms(self) -> dict[tuple[int, bool], RowForm]:
+        return {}
+
+    @functools.cached_property
+    def _row_form(self) -> RowForm | None:
+        specs = tuple((lookup.name, lookup.spec) for lookup in self.bound.lookups)
+        if self.bound.pooled or self.layout is None or not RowForm.fits(self.layout, [spec for _, spec in specs]):
+            return None
+        return RowForm(self.layout, 0, specs, self.dtype)
 
     def sizes(self, capacities: Mapping[str, int]) -> device.Sizes | None:
         """Returns sizes for `device.write_routing`: () on one device."""
@@ -275,6 +452,7 @@ def choose(
     dtype: Any,
     planned: str,
     staged: bool,
+    schema: Schema,
     keys: ItemKeys | None = None,
 ) -> Router:
     """Returns the router that `train.routing` asks for.
@@ -286,6 +464,7 @@ def choose(
       dtype: of dense features, labels and weights on the devices.
       planned: what a planner has chosen, for "auto".
       staged: whether the host alone knows where a batch's rows are: some are not on the devices, or keys get rows.
+      schema: of the samples.
       keys: what a loss over the batch must know of items; None: there is no such loss.
 
     Raises:
@@ -309,8 +488,9 @@ def choose(
             "train.routing=device compiles which rows are hot, but embedding.hot.refresh changes them. Set "
             "train.routing=host or auto, or embedding.hot.refresh=0."
         )
-    make = DeviceRouter if choice == "device" else HostRouter
-    return make(bound, mesh, dtype, keys)
+    if choice == "device":
+        return DeviceRouter(bound, mesh, dtype, keys, RowLayout(schema) if keys is None else None)
+    return HostRouter(bound, mesh, dtype, keys)
 
 
 def place_all(

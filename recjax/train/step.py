@@ -389,21 +389,24 @@ def make_train_step(
 
     specs = state_specs(bound, dense, options.late)
 
-    def mapped(step: Callable[..., tuple[TrainState, Metrics]]) -> Callable[..., tuple[TrainState, Metrics]]:
-        return jax.shard_map(step, mesh=mesh, in_specs=(specs, P(BATCH_AXES)), out_specs=(specs, P()))
+    def mapped(step: Callable[..., tuple[TrainState, Metrics]], *further: P) -> Any:
+        return jax.shard_map(step, mesh=mesh, in_specs=(specs, P(BATCH_AXES), *further), out_specs=(specs, P()))
 
     def train_steps(state: TrainState, inputs: StepInputs | PackedBatches) -> tuple[TrainState, Metrics]:
         if isinstance(inputs, StepInputs):
             return mapped(train_step)(state, inputs)
 
-        def packed_step(state: TrainState, words_NxE: jax.Array) -> tuple[TrainState, Metrics]:
-            batch, needs, fits = inputs.inputs(words_NxE[0], bound)
+        def packed_step(state: TrainState, words_NxE: jax.Array, rows: jax.Array | None) -> tuple[TrainState, Metrics]:
+            batch, needs, fits = inputs.inputs(words_NxE[0], rows, bound)
             if fits is None:
                 return train_step(state, batch)
             state, metrics = train_step(dataclasses.replace(state, ok=state.ok & fits), batch)
             return state, {**metrics, "fits": fits, "needs": needs}
 
-        step, words_KxNxE = mapped(packed_step), inputs.words_KxNxE
+        def step(state: TrainState, words_NxE: jax.Array) -> tuple[TrainState, Metrics]:
+            return mapped(packed_step, P())(state, words_NxE, inputs.rows_RxW)
+
+        words_KxNxE = inputs.words_KxNxE
         return step(state, words_KxNxE[0]) if len(words_KxNxE) == 1 else jax.lax.scan(step, state, words_KxNxE)
 
     train_steps.__name__ = train_step.__name__  # what a profile calls the program
@@ -447,7 +450,7 @@ def make_predict(
             return jax.shard_map(predict, mesh=mesh, in_specs=specs, out_specs=P(BATCH_AXES))(state, inputs)
 
         def predict_batch(state: TrainState, words_NxE: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-            batch, needs, _ = inputs.inputs(words_NxE[0], bound)
+            batch, needs, _ = inputs.inputs(words_NxE[0], None, bound)
             return predict(state, batch), needs
 
         mapped = jax.shard_map(predict_batch, mesh=mesh, in_specs=specs, out_specs=(P(BATCH_AXES), P()))

@@ -51,7 +51,7 @@ from recjax.train.inputs import InputStream, InputStreams
 from recjax.train.known_pairs import Known, known_of
 from recjax.train.module import ModuleDef, asks_for_samples, built
 from recjax.train.products import set_products
-from recjax.train.routers import InFlight, PackedBatches, StepInputs
+from recjax.train.routers import InFlight, PackedBatches, ResidentRows, StepInputs
 from recjax.train.state import EMPTY, HostState, TrainState
 from recjax.train.step import Metrics, StepOptions, make_predict, make_train_step, rated
 from recjax.train.table_specs import dims, refuse_reduced
@@ -82,6 +82,7 @@ class Trainer(InputStreams):
       tasks: what it learns of several labels, or of one otherwise than by log loss; (): the one binary label.
       chosen: what a planner has chosen for it, if one has; see `recjax.train.planned`.
       products: who computes those of dense layers, if `train.products` chooses.
+      resident: training rows that lie on the devices; None: the host reads them.
     """
 
     config: RunConfig
@@ -98,6 +99,7 @@ class Trainer(InputStreams):
     tasks: Tasks = ()
     chosen: Answer | None = None
     products: Products | None = None
+    resident: ResidentRows | None = None
 
     def init_state(self, host: HostState | None = None) -> TrainState:
         """Returns the state before the first step.

@@ -126,7 +126,8 @@ class ItemKeys:
             start = batch.position - first * _DRAWN_TOGETHER
             numbers = np.concatenate(words).reshape(-1, self.negatives)[start : start + batch.size]
             ids_BxM = self.items[(numbers * len(self.items)).astype(np.int64)]
-        return dataclasses.replace(batch, bags={**batch.bags, self.feature + DRAWN: Bags(ids_BxM)})
+        bags = {**batch.bags, self.feature + DRAWN: Bags(ids_BxM)}
+        return Batch(batch.dense, bags, batch.labels, batch.weights, batch.position)
 
 
 def item_keys(config: RunConfig, source: BlockSource) -> ItemKeys | None:

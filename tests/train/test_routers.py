@@ -93,5 +93,5 @@ def test_accelerators_route_unless_the_host_alone_knows_where_rows_are(
 ) -> None:
     there: Any = SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
     made = trainer(*overrides)
-    assert routers.choose(made.config, made.bound, there, np.float32, "auto", False).name == name
-    assert routers.choose(made.config, made.bound, there, np.float32, "auto", True).name == "host"
+    assert routers.choose(made.config, made.bound, there, np.float32, "auto", False, made.source.schema).name == name
+    assert routers.choose(made.config, made.bound, there, np.float32, "auto", True, made.source.schema).name == "host"

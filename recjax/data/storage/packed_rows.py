@@ -113,7 +113,7 @@ class PackedFile:
         return zlib.crc32(np.ascontiguousarray(bags), total)
 
     def _start(self, row: int) -> int:
-        """Number of the first word of a row's bags; behind the last row, of all words."""
+        """Number of the first word of a row's bags; after the last row, how many there are."""
         if row >= self.count:
             return len(self.values)
         return int(np.ascontiguousarray(self.rows_RxW[row, self.layout.spans["start", ""]]).view(np.int64)[0])
@@ -150,7 +150,7 @@ class PackedFile:
         return {"version": VERSION, "origin": self.origin, "rows": self.count, "words": self.layout.words}
 
     def _read(self) -> dict[str, Any] | None:
-        """What was written beside the rows; None if that is not there, damaged or of other rows."""
+        """Returns what was written beside the rows; None if that is not there, damaged or of other rows."""
         file = self.path.with_suffix(".json")
         try:
             if not file.is_file() or file.stat().st_size > _LEAST_BYTES + _SUM_BYTES * self.chunks:

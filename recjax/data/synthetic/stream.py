@@ -14,12 +14,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
 
 from recjax.data.batch import Bags, Batch, Feature, Schema
-from recjax.data.source import BLOCK_ROWS, SPLITS, DrawnSplits
+from recjax.data.source import BLOCK_ROWS, SPLITS, DrawnSplits, between
+from recjax.data.storage.blocks import PreparedSource, open_prepared
 from recjax.errors import ConfigError
 from recjax.settings.values import check_ranges
 
@@ -53,6 +55,7 @@ class ZipfStream:
     validation_rows: int = 0  # rows of the validation split
     test_rows: int = 65_536  # rows of the test split
     seed: int = 0  # seed of the data; independent of the seed of training
+    path: str = ""  # folder that `recjax data prepare PRESET` wrote the stream to, to read it; empty: it is drawn
 
     def __post_init__(self) -> None:
         if not self.rows or min(self.rows) < 1:
@@ -70,9 +73,9 @@ class ZipfStream:
         splits = dict.fromkeys(("train_rows", "validation_rows", "test_rows"), (0, 2**50))
         check_ranges(self, max_rows=(1, None), dense=(0, None), distinct_blocks=(1, None), seed=(0, None), **splits)
 
-    def open(self) -> ZipfStreamSource:
-        """The data that this config describes."""
-        return ZipfStreamSource(self)
+    def open(self) -> ZipfStreamSource | PreparedSource:
+        """The data that this config describes; of a folder only which one it is."""
+        return open_prepared(self.path, self.kind) if self.path else ZipfStreamSource(self)
 
 
 class ZipfStreamSource(DrawnSplits):
@@ -90,7 +93,9 @@ class ZipfStreamSource(DrawnSplits):
             features=tuple(Feature(f"sparse_{f}", r, h) for f, (r, h) in enumerate(zip(rows, bags, strict=True))),
         )
         # NumPy may draw other numbers in another version, which it promises only for its bit generators.
-        text = json.dumps([_VERSION, np.__version__, dataclasses.asdict(config)], sort_keys=True)
+        drawn = dataclasses.asdict(dataclasses.replace(config, path=""))
+        del drawn["path"]
+        text = json.dumps([_VERSION, np.__version__, drawn], sort_keys=True)
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
         self._kept: dict[tuple[str, int], Batch] = {}
 
@@ -107,6 +112,11 @@ class ZipfStreamSource(DrawnSplits):
             block = self._kept[split, drawn] = self._draw(SPLITS.index(split), drawn)
         bags = {name: Bags(b.ids[:rows]) for name, b in block.bags.items()}
         return Batch(block.dense[:rows], bags, block.labels[:rows], block.weights[:rows], index * BLOCK_ROWS)
+
+    def blocks(self, split: str) -> Iterator[Batch]:
+        """Draws all blocks of a split, in their order; none is another's repetition, and none is kept."""
+        for index, rows in enumerate(self.row_counts(split).tolist()):
+            yield between(self._draw(SPLITS.index(split), index), 0, rows)
 
     def _draw(self, split: int, index: int) -> Batch:
         config, n = self.config, BLOCK_ROWS

@@ -21,7 +21,7 @@ def to_text(result: dict[str, Any]) -> str:
         f"a sample, batch {s['batch_size']:,}, {s['devices']} device(s) ({s['device']}), {s['threads']} thread(s)",
         f"Python {versions['python']}, JAX {versions['jax']}, kernels: {versions['kernels']}, dense products: "
         + s["products"]
-        + f", routing by the {s['routing']}"
+        + f", routing by the {s['routing']}, rows {s['reading']}"
         + ("" if busy is None else f"; other processes took {busy:.0%} of the CPU meanwhile"),
     ]
     if "peer" in result:

@@ -19,7 +19,7 @@ from recjax.errors import ConfigError, TrainingError
 from recjax.lab.bench import breakdown, machine, overlap, roofline
 from recjax.lab.bench.machine_load import Others
 from recjax.lab.bench.peer import Peer, require_known
-from recjax.lab.bench.timing import Ours, Round, spread
+from recjax.lab.bench.timing import Ours, Round, reading_in_words, spread
 from recjax.lab.replay import profile
 from recjax.planning.wire_bytes import wire_bytes
 from recjax.train.build import build_trainer
@@ -236,4 +236,5 @@ def _about(trainer: Trainer, options: Options, busy: float | None) -> dict[str, 
         "versions": {"python": platform.python_version(), "jax": jax.__version__, "kernels": kernels.variant()},
         "products": in_words(trainer.products, trainer.mesh),
         "routing": trainer.router.name,
+        "reading": reading_in_words(trainer),
     }

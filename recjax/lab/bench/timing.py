@@ -20,6 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from recjax.config.run import RunConfig
+from recjax.data.batch import RowLayout
+from recjax.data.source import rows_of
+from recjax.data.storage.blocks import PreparedSource
 from recjax.errors import ConfigError, TrainingError
 from recjax.train.build import build_trainer
 from recjax.train.compile_only import abstract_batches
@@ -199,14 +202,16 @@ def measure_host(config: RunConfig, rounds: int, steps: int) -> dict[str, Any]:
             main.append(1e6 * one.main_seconds / steps)
             process.append(1e6 * (one.cpu_seconds or 0.0) / steps)
     calls = (side.progress.step - before) / side.steps  # of the last round
-    words = abstract_batches(trainer, sample(trainer).capacities).form.words
+    sent = sum(abstract_batches(trainer, sample(trainer).capacities).form.words) * trainer.bound.all_devices
+    row_words = RowLayout(trainer.source.schema).words
+    batch_words = row_words * config.train.batch_size if trainer.resident else sent
     return {
         "host": {
             "main_us": spread(main)["median"],
             "process_us": spread(process)["median"],
             "puts": puts[0] / calls,
             "dispatches": trainer.dispatches[0] / calls,
-            "take_us": _take_us(config.train.batch_size, sum(words) * trainer.bound.all_devices),
+            "take_us": _take_us(config.train.batch_size, batch_words),
         },
         "main": spread(main),
         "process": spread(process),
@@ -215,11 +220,21 @@ def measure_host(config: RunConfig, rounds: int, steps: int) -> dict[str, Any]:
             "steps_per_call": side.steps,
             "devices": trainer.mesh.devices.size,
             "routing": trainer.router.name,
-            "bytes": sum(words) * trainer.bound.all_devices * 4,
+            "bytes": 4 * batch_words,
             "workers": config.train.workers,
-            "shuffled": config.train.shuffle,
+            "reading": reading_in_words(trainer),
         },
     }
+
+
+def reading_in_words(trainer: Trainer) -> str:
+    """Returns where the rows come from that are trained on, and in which order."""
+    order = "shuffled" if trainer.config.train.shuffle else "in the order of the data"
+    if trainer.resident:
+        return f"{order}, on the device, read from disk before"
+    if rows_of(trainer.source, "train"):
+        return f"{order}, read from disk"
+    return f"{order}, " + ("read from disk in blocks" if isinstance(trainer.source, PreparedSource) else "from memory")
 
 
 def _take_us(rows: int, words: int) -> float:
@@ -238,10 +253,9 @@ def _take_us(rows: int, words: int) -> float:
 def host_in_words(result: dict[str, Any]) -> str:
     """Returns what `measure_host` gives, in lines."""
     setup, host, main, process = (result[name] for name in ("setup", "host", "main", "process"))
-    how = "shuffled" if setup["shuffled"] else "in the order of the data"
     return "\n".join(
         [
-            f"batches of {setup['batch_size']:,} samples ({setup['bytes'] / 1e6:.2f} MB), {how}, "
+            f"batches of {setup['batch_size']:,} samples ({setup['bytes'] / 1e6:.2f} MB), {setup['reading']}, "
             f"{setup['steps_per_call']} a call, routed by the {setup['routing']}, {setup['devices']} device(s)",
             f"thread that trains  {host['main_us']:8,.0f} us of CPU a batch ({main['q1']:,.0f} - {main['q3']:,.0f})",
             f"all threads         {host['process_us']:8,.0f} us of CPU a batch "

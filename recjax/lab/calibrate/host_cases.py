@@ -28,8 +28,8 @@ from recjax.embedding.segment import Exchange
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.lab.calibrate.cases import Case, Run
 from recjax.lab.calibrate.tier_cases import tier_cases
-from recjax.parallel.packed import PackedForm, pack_words
-from recjax.train.routers import WORDS, aligned_words
+from recjax.parallel.packed import PackedForm, aligned_words, pack_words
+from recjax.train.routers import WORDS
 
 _IDS, _FEW_IDS = tuple(2**e for e in (10, 12, 14, 16, 18)), (2**10, 2**14)
 _FEATURES, _FEW_FEATURES = (1, 8, 40), (2, 26)  # of the batches, each of one id a sample and a table of its own
