@@ -178,6 +178,10 @@ class Batch:
         """B, the number of samples."""
         return len(self.labels)
 
+    def with_bags(self, bags: dict[str, Bags]) -> Batch:
+        """The same samples with other bags."""
+        return Batch(self.dense, bags, self.labels, self.weights, self.position)
+
 
 class Rows(Protocol):
     """Samples of a split as rows of words, any of which can be taken; safe to use from several threads.

@@ -471,7 +471,8 @@ class InputStreams:
     def _router_of(self, bound: BoundPlan) -> routers.Router:
         planned = self.chosen.routing if self.chosen else "auto"
         staged = bool(self.bound.cached) or self.gives_rows
-        return routers.choose(self.config, bound, self.mesh, self.dtype, planned, staged, self.source.schema, self.item_keys)
+        schema, keys = self.source.schema, self.item_keys
+        return routers.choose(self.config, bound, self.mesh, self.dtype, planned, staged, schema, keys)
 
     @functools.cached_property
     def item_keys(self) -> ItemKeys | None:

@@ -126,8 +126,7 @@ class ItemKeys:
             start = batch.position - first * _DRAWN_TOGETHER
             numbers = np.concatenate(words).reshape(-1, self.negatives)[start : start + batch.size]
             ids_BxM = self.items[(numbers * len(self.items)).astype(np.int64)]
-        bags = {**batch.bags, self.feature + DRAWN: Bags(ids_BxM)}
-        return Batch(batch.dense, bags, batch.labels, batch.weights, batch.position)
+        return batch.with_bags({**batch.bags, self.feature + DRAWN: Bags(ids_BxM)})
 
 
 def item_keys(config: RunConfig, source: BlockSource) -> ItemKeys | None:

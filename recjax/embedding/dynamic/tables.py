@@ -84,7 +84,7 @@ class DynamicTables:
             for name in source.features:
                 ids = bags[name].ids
                 bags[name] = dataclasses.replace(bags[name], ids=source.map.find(keys_of(ids)).reshape(ids.shape))
-        return dataclasses.replace(batch, bags=bags)
+        return batch.with_bags(bags)
 
     def advance(self, batch: Batch) -> tuple[Batch, dict[str, Admitted]]:
         """Takes in the next batch of the training, whole.
@@ -100,7 +100,7 @@ class DynamicTables:
             for feature, of_feature in zip(source.features, np.split(rows_L, cuts), strict=True):
                 ids = of_feature.reshape(batch.bags[feature].ids.shape)
                 bags[feature] = dataclasses.replace(bags[feature], ids=ids)
-        return dataclasses.replace(batch, bags=bags), admitted
+        return batch.with_bags(bags), admitted
 
     def admit(self, state: Any, admitted: Mapping[str, Admitted]) -> Any:
         """Draws the rows that were given for a batch.
