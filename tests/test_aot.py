@@ -21,7 +21,7 @@ from recjax.config import presets
 from recjax.config.run import EmbeddingConfig, RunConfig
 from recjax.config.train import DenseAdagrad, TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
-from recjax.embedding.exchange import cuts
+from recjax.embedding.exchange.wire import cuts
 from recjax.embedding.lines import Lines
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.segment import Exchange

@@ -52,11 +52,9 @@ LAB_LAYERS = (
 
 # Files that still import each other in a circle; imports for types alone count.
 CIRCLES = (
-    # Groups hold how they are spread, which is written for groups.
+    # Groups hold how their buffers lie and which exchanges pool for them, which are written for groups.
     """
-    embedding.address embedding.layout embedding.lines embedding.low_precision embedding.pooled.layout
-    embedding.pooled.routing embedding.residuals embedding.routing.hierarchical embedding.routing.routed
-    embedding.sharding.base embedding.sharding.local
+    embedding.layout embedding.lines embedding.pooled.layout
     """,
 )
 

@@ -15,12 +15,15 @@ from recjax.embedding.plan import Plan, check_plan
 from recjax.embedding.pooled.layout import IDS, ROWS, Stream, make_exchanges, make_streams
 from recjax.embedding.row_order import Split
 from recjax.embedding.segment import COPIED, EXACT, HOT, HOT_PER_HOST, OWNED, Exchange, Segment
-from recjax.embedding.sharding.base import Sharding
-from recjax.embedding.sharding.columns import ColumnSharding
-from recjax.embedding.sharding.grid import GridSharding
-from recjax.embedding.sharding.hot import HotPerHostSharding, HotSharding
-from recjax.embedding.sharding.replicated import ReplicatedSharding
-from recjax.embedding.sharding.rows import RowSharding
+from recjax.embedding.sharding import (
+    ColumnSharding,
+    GridSharding,
+    HotPerHostSharding,
+    HotSharding,
+    ReplicatedSharding,
+    RowSharding,
+    Sharding,
+)
 from recjax.embedding.spec import MAX_ROWS, FeatureSpec, TableSpec, check_specs
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import per_host

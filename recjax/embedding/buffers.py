@@ -28,7 +28,7 @@ from recjax.parallel.mesh import ACROSS_GROUPS, put, replicated, sharded
 
 if TYPE_CHECKING:
     from recjax.embedding.bands import Band
-    from recjax.embedding.sharding.base import Sharding
+    from recjax.embedding.sharding import Sharding
 
 Tables = dict[str, jax.Array]  # group name -> [versions * parts * R, width]
 GroupSlots = dict[str, dict[str, jax.Array]]  # group name -> slot name -> [versions * parts * R, ...]

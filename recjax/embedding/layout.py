@@ -30,9 +30,11 @@ from recjax.embedding.spec import FeatureSpec, Rounding, TableDtype
 if TYPE_CHECKING:
     from recjax.embedding.lines import Lines
     from recjax.embedding.pooled.layout import PooledExchange
-    from recjax.embedding.sharding.base import Sharding
+    from recjax.embedding.sharding import Sharding
 
 ACROSS = " across hosts"  # after a group's name: the name of the capacity of its exchange across hosts
+IDS = " pooled ids"  # the same for the ids that a device sends to one owner that pools
+ROWS = " pooled rows"  # the same for the distinct rows that an owner is asked for by all devices
 SUMMED = " across replicas"  # the same for the rows whose gradients a device sends to the other replica groups
 
 
@@ -232,7 +234,7 @@ class Group(_InReplicas):
 
     @functools.cached_property
     def listed_codes(self) -> dict[tuple[str, int, tuple[int, ...]], np.ndarray]:
-        """Kept by `routing/hot.py`: table, first column and numbers of segments -> an integer for each id, [V]."""
+        """Kept by `routing/host.py`: table, first column and numbers of segments -> an integer for each id, [V]."""
         return {}
 
     def slots(self) -> dict[str, SlotSpec]:
@@ -328,7 +330,7 @@ class BoundPlan(_InReplicas):
 
     @property
     def hot(self) -> tuple[Group, ...]:
-        """The other ones, whose rows every device has at hand: see `sharding/hot.py`."""
+        """The other ones, whose rows every device has at hand: see `exchange/copies.py`."""
         return tuple(group for group in self.fetching if not group.listed)
 
     @functools.cached_property

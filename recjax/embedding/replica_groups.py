@@ -11,9 +11,9 @@ A group's gradient is that of the mean loss, times the number of groups: where a
 mean loss of its own part. So rates mean what they mean otherwise, and groups that take the mean after each step of SGD
 make the step of the whole batch. Any other rule sees gradients of smaller batches, one after the other in each group.
 
-Predictions, and so evaluations, are made with the mean of all groups' rows (`Sharding.fetch`), which is a function of
-the state alone and not of which group a sample comes to. A checkpoint holds every group's tables, so that as many
-groups go on exactly; any other number of groups, and whatever else reads the checkpoint, takes the means.
+Predictions, and so evaluations, are made with the mean of all groups' rows (`GroupExchange.fetch`), which is a
+function of the state alone and not of which group a sample comes to. A checkpoint holds every group's tables, so that
+as many groups go on exactly; any other number of groups, and whatever else reads the checkpoint, takes the means.
 
 Not one of these programs needs memory of a table's size: they go over the buffers in chunks.
 """
@@ -36,6 +36,7 @@ from recjax.embedding.low_precision import from_storage, nearest
 from recjax.embedding.quantize import Precision, decode, encode
 from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.parallel.mesh import ACROSS_GROUPS
+from recjax.utils.phases import Phase
 
 CHUNK_VALUES = 1 << 20  # of a device's buffer at a time; few enough for the temporaries, enough to fill a network
 
@@ -69,7 +70,7 @@ def make_average(
 
             return _in_chunks(x, chunk, x)
 
-        with jax.named_scope("replica_exchange"):
+        with jax.named_scope(Phase.REPLICA_EXCHANGE):
             means = jax.tree.map(functools.partial(mean, precision=precision), tables)
             return means, jax.tree.map(functools.partial(mean, precision="float32"), slots)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from recjax.embedding.address import Homes
-from recjax.embedding.exchange import Extents
+from recjax.embedding.exchange.wire import Extents
 from recjax.embedding.optim import Slots
 
 Rows = dict[str, jax.Array]  # group name -> fetched rows [U, D]

@@ -31,13 +31,16 @@ import jax.numpy as jnp
 
 from recjax.embedding.address import homes_of, locator
 from recjax.embedding.buffers import Tables
+from recjax.embedding.exchange import pooled
+from recjax.embedding.exchange.kinds import exchange_of
+from recjax.embedding.exchange.pooled import PoolingExchange
 from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.pooled import lookup as pooled_lookup
 from recjax.embedding.residuals import Residuals, SparseGradient, UpdateContext
 from recjax.embedding.routing.routed import Routing
 from recjax.embedding.routing.sorting import in_order
 from recjax.embedding.segment_sums import by_segments, segment_sums
 from recjax.parallel.mesh import ACROSS_GROUPS, BATCH_AXES, MODEL_AXES
+from recjax.utils.phases import Phase
 
 
 def row_means(
@@ -61,18 +64,18 @@ def row_means(
       context: of the update.
 
     Returns:
-      name of a group that `divides_row_means` -> [U], for the rows that `Sharding.updated` gives. Every device that
-      holds columns of a row gets the same number for it, to the bit.
+      name of a group that `divides_row_means` -> [U], for the rows that `GroupExchange.updated` gives. Every device
+      that holds columns of a row gets the same number for it, to the bit.
     """
     groups = [group for group in bound.groups if group.divides_row_means]
     if not groups:
         return {}
-    with jax.named_scope("row_statistic"):
+    with jax.named_scope(Phase.ROW_STATISTIC):
         sums = {}
         for group in groups:
-            rows, grads = group.sharding.updated(group, tables[group.name], gradients[group.name], context)
+            rows, grads = exchange_of(group).updated(tables[group.name], gradients[group.name], context)
             squares = jnp.square(group.optimizer.regularised(rows.astype(grads.dtype), grads))
-            sums[group.name] = group.sharding.row_sum(group, squares)
+            sums[group.name] = exchange_of(group).row_sum(squares)
         every_row = [group for group in groups if group.optimizer.every_row]
         asked = [group for group in groups if not group.optimizer.every_row]
         means = _of_every_row(bound, every_row, sums, context)
@@ -132,8 +135,8 @@ def _of_asked_rows(
     for group in groups:
         with jax.named_scope(group.name):
             own = residuals.groups[group.name]
-            given = group.sharding.numbers_of_asked(group, gradients[group.name], own, sums[group.name])
-            told[group.name] = group.sharding.tell_requesters(group, own, given)
+            given = exchange_of(group).numbers_of_asked(gradients[group.name], own, sums[group.name])
+            told[group.name] = exchange_of(group).tell_requesters(own, given)
     places = _places(bound, told, routing)
     of_feature: dict[str, Any] = {}
     for group in groups:
@@ -148,8 +151,8 @@ def _of_asked_rows(
             mean_F = mean_F.at[places[source.name]].max(mean_L, mode="drop")
         with jax.named_scope(group.name):
             own = residuals.groups[group.name]
-            arrived = group.sharding.tell_owners(group, own, mean_F)
-            means[group.name] = group.sharding.largest_of_asked(group, gradients[group.name], own, arrived)
+            arrived = exchange_of(group).tell_owners(own, mean_F)
+            means[group.name] = exchange_of(group).largest_of_asked(gradients[group.name], own, arrived)
     return means
 
 
@@ -176,14 +179,14 @@ def _of_pooled_rows(
                 at.append(jnp.where(of.slots_M < group.rows, found_M, len(gradients[group.name].touched)))
                 given.append(jnp.where(of.slots_M < group.rows, sums_M, 0))
             entries, of_exchange = [of for _, of in own], routing.pooled[exchange.name]
-            told_OxC = pooled_lookup.tell_requesters(of_exchange, entries, given)
+            told_OxC = pooled.tell_requesters(of_exchange, entries, given)
             places_OxC = of_exchange.places_NxOxC[0]
             total_P = _added(told_OxC.reshape(-1), places_OxC.reshape(-1), exchange.groups[own[0][0]].atomics)
             totals_OxC = total_P.at[places_OxC].get(mode="fill", fill_value=0)
-            arrived = pooled_lookup.tell_owners(entries, totals_OxC)
+            arrived = pooled.tell_owners(entries, totals_OxC)
             for (g, of), at_M, total_M in zip(own, at, arrived, strict=True):
                 group = exchange.groups[g]
-                mean_M = total_M / pooled_lookup.dims_of(exchange, g, of, total_M.dtype)
+                mean_M = total_M / PoolingExchange(exchange).dims_of(g, of, total_M.dtype)
                 size = len(gradients[group.name].touched)
                 means[group.name] = jnp.zeros(size, mean_M.dtype).at[at_M].max(mean_M, mode="drop")
     return means

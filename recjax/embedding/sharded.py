@@ -15,8 +15,9 @@ from recjax.embedding.address import Homes, homes_of
 from recjax.embedding.bands import Pool
 from recjax.embedding.buffers import GroupSlots, Tables
 from recjax.embedding.elements import Elements
+from recjax.embedding.exchange.kinds import exchange_of
+from recjax.embedding.exchange.pooled import PoolingExchange
 from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.pooled import lookup as pooled_lookup
 from recjax.embedding.pooling import pool
 from recjax.embedding.residuals import (
     FetchResiduals,
@@ -30,13 +31,12 @@ from recjax.embedding.residuals import (
 )
 from recjax.embedding.routing.routed import GroupRouting, Routing
 from recjax.embedding.row_statistic import row_means
-from recjax.embedding.sharding.local import in_place, summed_over_devices
 from recjax.parallel.mesh import BATCH_AXES, MODEL_AXES
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardedEmbeddings:
-    """The tables of a bound plan. Its methods go over the table groups; each group's sharding does the work.
+    """The tables of a bound plan. Its methods go over the table groups; each group's exchange does the work.
 
     Attributes:
       bound: the bound plan.
@@ -58,23 +58,23 @@ class ShardedEmbeddings:
         return {group.name: P(group.slot_group.partition_axes) for group in self.bound.groups}
 
     def fetch(self, tables: Tables, routing: Routing, samples: int, mean: bool = False) -> tuple[LookedUp, Residuals]:
-        """Brings what this device's samples need, distinct rows or pooled vectors: see `Sharding.fetch`.
+        """Brings what this device's samples need, distinct rows or pooled vectors: see `GroupExchange.fetch`.
 
         Args:
           tables: this device's parts.
           routing: of the batch.
           samples: b, of this device.
-          mean: as for `Sharding.fetch`.
+          mean: as for `GroupExchange.fetch`.
         """
         rows: Rows = {}
         residuals = Residuals({}, {})
         for group in self.bound.fetching:
             with jax.named_scope(group.name):  # sets the collectives of several groups apart
-                found = group.sharding.fetch(group, tables[group.name], routing.groups[group.name], mean)
+                found = exchange_of(group).fetch(tables[group.name], routing.groups[group.name], mean)
             rows[group.name], residuals.groups[group.name] = found
         vectors: Vectors = {}
         for exchange in self.bound.pooled:
-            of, entries = pooled_lookup.look_up(exchange, tables, routing.pooled[exchange.name], samples, mean)
+            of, entries = PoolingExchange(exchange).look_up(tables, routing.pooled[exchange.name], samples, mean)
             vectors |= of
             residuals.pooled[exchange.name] = entries
         return LookedUp(rows, vectors), residuals
@@ -129,7 +129,7 @@ class ShardedEmbeddings:
         return found
 
     def send_gradients(self, residuals: Residuals, routing: Routing, grads: LookedUp) -> Gradients:
-        """Brings every row's gradient, summed over the batch, to where the row lives: see `Sharding.send_gradients`.
+        """Brings every row's gradient, summed over the batch, to where it lives: see `GroupExchange.send_gradients`.
 
         Args:
           residuals: as `fetch` left them.
@@ -139,20 +139,19 @@ class ShardedEmbeddings:
         pooled: Gradients = {}
         for exchange in self.bound.pooled:
             name = exchange.name
-            pooled |= pooled_lookup.send_gradients(
-                exchange, routing.pooled[name], residuals.pooled[name], grads.vectors
-            )
+            of, entries = routing.pooled[name], residuals.pooled[name]
+            pooled |= PoolingExchange(exchange).send_gradients(of, entries, grads.vectors)
         gradients: Gradients = {}
         for group in self.learning:
             own, further = residuals.groups.get(group.name), pooled.get(group.name)
             with jax.named_scope(group.name):
                 if own is not None:
                     own = own._replace(further=further)
-                    found = group.sharding.send_gradients(group, own, grads.rows[group.name])
+                    found = exchange_of(group).send_gradients(own, grads.rows[group.name])
                 else:
                     assert further is not None
                     asked = FetchResiduals(further.touched[None], None, len(further.touched))
-                    found = summed_over_devices(group, asked, further.sums)
+                    found = exchange_of(group).summed_over_devices(asked, further.sums)
             gradients[group.name] = found
         return gradients
 
@@ -191,14 +190,14 @@ class ShardedEmbeddings:
         gradients: Gradients,
         context: UpdateContext,
     ) -> dict[str, Proposed]:
-        """Makes one exact update of the touched rows of all tables, and writes nothing: see `Sharding.propose`."""
+        """Makes one exact update of the touched rows of all tables, and writes nothing: see `GroupExchange.propose`."""
         means = row_means(self.bound, tables, routing, residuals, gradients, context)
         proposed: dict[str, Proposed] = {}
         for group in self.learning:
             name = group.name
             with jax.named_scope(name):
-                proposed[name] = group.sharding.propose(
-                    group, tables[name], slots[name], gradients[name], context, means.get(name)
+                proposed[name] = exchange_of(group).propose(
+                    tables[name], slots[name], gradients[name], context, means.get(name)
                 )
         return proposed
 
@@ -211,14 +210,14 @@ class ShardedEmbeddings:
         proposed: Mapping[str, Proposed],
         ok: jax.Array,
     ) -> tuple[Tables, GroupSlots]:
-        """Writes what `propose` gave, in place, or nothing unless `ok`: see `Sharding.write`."""
+        """Writes what `propose` gave, in place, or nothing unless `ok`: see `GroupExchange.write`."""
         new_tables: Tables = dict(tables)
         new_slots: GroupSlots = dict(slots)
         for group in self.learning:
             name = group.name
             with jax.named_scope(name):
-                new_tables[name], new_slots[name] = group.sharding.write(
-                    group, tables[name], slots[name], gradients[name], context, proposed[name], ok
+                new_tables[name], new_slots[name] = exchange_of(group).write(
+                    tables[name], slots[name], gradients[name], context, proposed[name], ok
                 )
         return new_tables, new_slots
 
@@ -265,6 +264,6 @@ def fused_lookup_operands(
     """
     here = not group.spread or group.devices == 1
     long = sum(source.feature.bag or 2 for source in group.sources) >= 2 * len(group.sources)
-    if here and group.listed and long and in_place(group, table_RxW):
+    if here and group.listed and long and exchange_of(group).in_place(table_RxW):
         return table_RxW, routing.slots_NxOxC.reshape(-1)
     return None

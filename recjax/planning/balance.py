@@ -21,7 +21,7 @@ import numpy as np
 from recjax.embedding.bind import bind, stack_of, with_owners
 from recjax.embedding.plan import Plan, make_plan, with_exchange
 from recjax.embedding.segment import EXACT, Exchange, Segment
-from recjax.embedding.sharding.rows import RowSharding
+from recjax.embedding.sharding import RowSharding
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.cuts import Cut, Demand, Stack, cut_all, cut_width, narrowest
 from recjax.planning.loads import LOADS, Workload

@@ -10,29 +10,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from recjax.utils.hlo import Array, bodies
+from recjax.utils.phases import PHASES
 
-# jax.named_scope names that mark where in the step an instruction comes from
-PHASES = (
-    "route",
-    "id_exchange",
-    "gather",
-    "row_exchange",
-    "pooled_exchange",
-    "pool",
-    "dense_gather",
-    "dense_forward",
-    "loss",
-    "dense_backward",
-    "dense_grads",
-    "grad_exchange",
-    "pooled_grad_exchange",
-    "replica_exchange",
-    "finite_check",
-    "clip",
-    "row_statistic",
-    "sparse_update",
-    "dense_update",
-)
 KINDS = (
     "all-to-all",
     "ragged-all-to-all",

@@ -13,7 +13,7 @@ _PASSES = 10  # over the rows of which all are read and written: copied beside t
 
 @dataclasses.dataclass(frozen=True)
 class HotCopies:
-    """Copies of hot rows on the devices of a replica group: see `recjax.embedding.sharding.hot`.
+    """Copies of hot rows on the devices of a replica group: see `recjax.embedding.exchange.copies`.
 
     Attributes:
       devices: N.

@@ -16,7 +16,7 @@ import numpy as np
 from recjax.data.batch import Batch
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.pooled.layout import sources_of
-from recjax.embedding.routing.hot import codes
+from recjax.embedding.routing.host import codes
 from recjax.embedding.routing.sorting import distinct
 from recjax.tiers.clock import Clock
 from recjax.tiers.directory import Directory

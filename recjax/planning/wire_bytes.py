@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from typing import Any
 
 import numpy as np
 
+from recjax.embedding.exchange.kinds import exchanges_of
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing.routed import Routing
-from recjax.embedding.traffic import EXCHANGES, POOLED_EXCHANGES, pooled_sent_bytes, sent_bytes
 from recjax.planning.compiled_collectives import collectives, members
 
 # What a ring sends, in units of (N - 1) / N of the result.
@@ -78,26 +79,14 @@ def useful_bytes(
 ) -> dict[tuple[str, str, str], float]:
     """Useful bytes of the exchanges that leave a device, by (phase, kind, between): the mean over devices."""
     total: dict[tuple[str, str, str], float] = collections.defaultdict(float)
-    for exchange in bound.pooled:
-        ids = (routing.groups.get(exchange.name) or routing.pooled[exchange.name]).counts_NxO
-        outer = "both" if 1 < bound.hosts < bound.devices else "hosts" if bound.hosts > 1 else "devices"
-        for phase in POOLED_EXCHANGES:
-            total[phase, "all-to-all", outer] += _leaving(pooled_sent_bytes(exchange, ids, samples, phase, item_bytes))
-            if exchange.shared_blocks and phase != "id_exchange":
-                of_hosts = pooled_sent_bytes(exchange, ids, samples, phase, item_bytes, shared=True)
-                total[phase, "all-to-all", "hosts"] += _leaving(of_hosts)
-    for group in bound.fetching:
-        if not group.spread:
-            continue
-        counts = routing.groups[group.name]
-        outer = "hosts" if group.hosts > 1 else "devices"
-        for phase in EXCHANGES:
-            kind = group.sharding.id_collective if phase == "id_exchange" else "all-to-all"
-            total[phase, kind, outer] += _leaving(sent_bytes(group, counts, phase, item_bytes))
-            if group.two_step and phase != "id_exchange":
-                total[phase, "all-to-all", "devices"] += _leaving(
-                    sent_bytes(group, counts, phase, item_bytes, inside=True)
-                )
+    for exchange in exchanges_of(bound):
+        counts: Any = routing.groups.get(exchange.name) or routing.pooled.get(exchange.name)
+        for event in exchange.events(collections.defaultdict(int), samples, item_bytes):
+            if event.places is None or event.piece == 0:  # all pieces together
+                whole = dataclasses.replace(event, places=None)
+                sent_NxN = exchange.sent_bytes(whole, counts, samples, item_bytes)
+                if sent_NxN is not None:
+                    total[event.phase, event.kind, event.between(bound.devices // bound.hosts)] += _leaving(sent_NxN)
     return total
 
 

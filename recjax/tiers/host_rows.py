@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.routing.hot import LISTED_ROWS
+from recjax.embedding.routing.host import LISTED_ROWS
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import first_holders, parts_here
 from recjax.tiers.changes import Changes

@@ -17,6 +17,7 @@ from recjax.embedding.buffers import Draws, Form, call_sizes, initial_values
 from recjax.embedding.layout import Group
 from recjax.embedding.low_precision import storage_dtype
 from recjax.parallel.mesh import put, sharded
+from recjax.utils.phases import Phase
 
 ROWS = "rows"  # the name of a table's values among the arrays of a record
 _ALIGNED = 64
@@ -116,14 +117,14 @@ class Mover:
         spec = P(group.partition_axes)
 
         def take(buffers: Arrays, slots_C: jax.Array) -> Arrays:
-            with jax.named_scope("tier_swap"):
+            with jax.named_scope(Phase.TIER_SWAP):
                 return {name: x.at[slots_C].get(mode="fill", fill_value=0) for name, x in buffers.items()}
 
         def put(buffers: Arrays, homes_R: Any, slots_C: Any, rows: Arrays, homes_C: Any) -> tuple[Arrays, Any]:
             def write(x: jax.Array, new: jax.Array) -> jax.Array:
                 return x.at[slots_C].set(new, mode="drop", unique_indices=True)
 
-            with jax.named_scope("tier_swap"):
+            with jax.named_scope(Phase.TIER_SWAP):
                 return {name: write(x, rows[name]) for name, x in buffers.items()}, write(homes_R, homes_C)
 
         def mapped(body: Callable[..., Any], donated: tuple[int, ...]) -> Any:

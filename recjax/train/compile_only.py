@@ -15,19 +15,16 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from recjax.embedding.layout import ACROSS, SUMMED, Group
+from recjax.data.batch import Bags, Batch
 from recjax.embedding.lines import buffer_shape
 from recjax.embedding.low_precision import storage_dtype
-from recjax.embedding.pooled.layout import PooledExchange
-from recjax.embedding.pooled.routing import PooledRouting
-from recjax.embedding.routing.host import local_samples
-from recjax.embedding.routing.routed import FeatureRouting, GroupRouting, Routing
+from recjax.embedding.routing import device, host
 from recjax.embedding.spec import FeatureSpec
-from recjax.parallel.mesh import BATCH_AXES
+from recjax.parallel.mesh import BATCH_AXES, Share
 from recjax.parallel.packed import PackedForm
 from recjax.train.late import like
 from recjax.train.module import kept_dtype, kept_state, parameters
-from recjax.train.routers import WORDS, DeviceRouter, HostRouter, PackedBatches, RowForm, StepInputs
+from recjax.train.routers import WORDS, DeviceRouter, HostRouter, PackedBatches, RowForm, StepInputs, pad
 from recjax.train.state import TrainState
 from recjax.train.step import state_specs
 from recjax.train.trainer import Trainer
@@ -66,23 +63,7 @@ def abstract_inputs(trainer: Trainer, capacities: dict[str, int]) -> StepInputs:
       trainer: of the run.
       capacities: as `pack_words` takes them.
     """
-    train, devices = trainer.config.train, trainer.bound.all_devices
-    parts = devices * train.accumulate
-    samples = local_samples(train.batch_size, devices, train.accumulate) // train.accumulate  # of one part
-    groups = {g.name: _group(g, capacities) for g in trainer.bound.fetching}
-    pooled = {e.name: _pooled(trainer, e, samples * train.accumulate, capacities) for e in trainer.bound.pooled}
-    features: dict[str, FeatureRouting] = {}
-    for lookup in trainer.bound.lookups:
-        features[lookup.name] = _feature(trainer, lookup.spec, parts, samples, capacities)
-    dense_BxK = jax.ShapeDtypeStruct((parts * samples, len(trainer.source.schema.dense)), trainer.dtype)
-    T = len(trainer.source.schema.labels)
-    each_B = jax.ShapeDtypeStruct((parts * samples, T) if T else (parts * samples,), trainer.dtype)
-    items = {}
-    if trainer.item_keys is not None:
-        shapes = trainer.item_keys.shapes(parts * samples, trainer.dtype)
-        items = {name: jax.ShapeDtypeStruct(*of) for name, of in shapes.items()}
-    inputs = StepInputs(dense_BxK, each_B, each_B, Routing(groups, features, pooled), items)
-    return _placed(trainer, inputs, P(BATCH_AXES))
+    return _placed(trainer, _without_samples(trainer, capacities, on_host=True), P(BATCH_AXES))
 
 
 def abstract_batches(trainer: Trainer, capacities: dict[str, int], steps: int = 1) -> PackedBatches:
@@ -90,59 +71,49 @@ def abstract_batches(trainer: Trainer, capacities: dict[str, int], steps: int = 
     train, devices, router = trainer.config.train, trainer.bound.all_devices, trainer.router
     form: PackedForm | RowForm | None = router.row_form(train.batch_size, train.accumulate, trains=True)
     if form is None:
-        inputs = abstract_inputs(trainer, capacities)
-        if not isinstance(router, HostRouter):
-            inputs = dataclasses.replace(inputs, routing=dataclasses.replace(inputs.routing, groups={}))
-        form = PackedForm.of(inputs, devices)
+        form = PackedForm.of(_without_samples(trainer, capacities, isinstance(router, HostRouter)), devices)
     shape = (steps, devices, sum(form.words))
     words = jax.ShapeDtypeStruct(shape, np.int32, sharding=NamedSharding(trainer.mesh, WORDS))
     rows_RxW = router.resident.shape if isinstance(router, DeviceRouter) and router.resident else None
     return PackedBatches(words, form, router.sizes(capacities), rows_RxW)
 
 
-def _group(group: Group, capacities: dict[str, int]) -> GroupRouting:
-    if not group.listed:
-        touched = jax.ShapeDtypeStruct((group.all_devices, group.rows), np.bool_)
-        return GroupRouting(None, None, touched_NxR=touched)
+def _without_samples(trainer: Trainer, capacities: dict[str, int], on_host: bool) -> StepInputs:
+    """The shapes and dtypes of a batch, by laying out one without samples for a few of the devices.
 
-    def ints(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((group.all_devices, *shape), np.int32)
-
-    C, summed = capacities[group.name], capacities.get(group.name + SUMMED, 0)
-    if not group.two_step:
-        return GroupRouting(ints(group.owners, C), ints(group.owners), summed=summed)
-    across, E = capacities[group.name + ACROSS], group.per_host
-    return GroupRouting(ints(group.num_peers, across), ints(group.num_peers), ints(E, C), ints(E), summed)
-
-
-def _pooled(trainer: Trainer, exchange: PooledExchange, b: int, capacities: dict[str, int]) -> PooledRouting:
-    devices = trainer.bound.all_devices
-    lists = (devices, exchange.devices, capacities[exchange.name])
-    ids = jax.ShapeDtypeStruct(lists, np.int32)
-    divided = any(g.divides_row_means and own for g, own in zip(exchange.groups, exchange.streams, strict=True))
-    return PooledRouting(
-        ids,
-        jax.ShapeDtypeStruct(lists[:2], np.int32),
-        jax.ShapeDtypeStruct(lists, trainer.dtype) if exchange.weighted else None,
-        {f.name: jax.ShapeDtypeStruct((devices * b,), trainer.dtype) for f in exchange.features if f.pooling == "mean"},
-        ids if divided else None,
-        exchange.sizes(capacities),
-    )
-
-
-def _feature(
-    trainer: Trainer, feature: FeatureSpec, parts: int, samples: int, capacities: dict[str, int]
-) -> FeatureRouting:
-    shape: tuple[int, ...]
-    if feature.bag is not None:
-        shape = (parts * samples, feature.bag)
+    Args:
+      trainer: of the run.
+      capacities: as `pack_words` takes them.
+      on_host: whether the host routes, or leaves that to the devices.
+    """
+    bound, schema, train = trainer.bound, trainer.source.schema, trainer.config.train
+    few = bound.devices // bound.hosts if bound.hosts > 1 else 1  # those of a host are routed together
+    share = Share(bound.all_devices, 0, few)
+    bags = {feature.reads: _no_bags(feature) for feature in bound.features}
+    labels = np.zeros((0, len(schema.labels)) if schema.labels else (0,), np.float32)
+    batch = Batch(np.zeros((0, len(schema.dense)), np.float32), bags, labels, labels)
+    if on_host:
+        routed = host.route_on_host(batch, bound, train.batch_size, train.accumulate, share)
+        slots = {group.name: np.empty(0, np.int32) for group in bound.groups if group.mapped}
+        routing = host.pack(dataclasses.replace(routed, slots=slots), bound, capacities, trainer.dtype)
+        laid_out = pad(routed, routing, trainer.dtype, trainer.item_keys)
     else:
-        shape = (parts * capacities[feature.name],)
-    weighted = feature.weighted or feature.pooling == "mean"
-    ids = jax.ShapeDtypeStruct(shape, np.int32)
-    return FeatureRouting(
-        ids, jax.ShapeDtypeStruct(shape, trainer.dtype) if weighted else None, ids if len(shape) == 1 else None
-    )
+        routed = device.count_ids(batch, bound, train.batch_size, train.accumulate, share)
+        laid_out = trainer.router.lay_out(routed, capacities)
+
+    def of_all(x: np.ndarray) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((len(x) // few * bound.all_devices, *x.shape[1:]), x.dtype)
+
+    shapes: StepInputs = jax.tree.map(of_all, laid_out)
+    return shapes
+
+
+def _no_bags(feature: FeatureSpec) -> Bags:
+    """The bags of no sample."""
+    jagged = feature.bag is None
+    ids = np.zeros(0 if jagged else (0, feature.bag or 0), np.int32)
+    weights = np.zeros(ids.shape, np.float32) if feature.weighted else None
+    return Bags(ids, np.zeros(0, np.int32) if jagged else None, weights)
 
 
 def _placed(trainer: Trainer, tree: Any, specs: Any) -> Any:

@@ -20,6 +20,7 @@ from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.kernels import target_platform
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.train.dense import Dense
+from recjax.utils.phases import Phase
 
 
 def mean_over_batch(
@@ -34,7 +35,7 @@ def mean_over_batch(
       weights_b: their weights.
       order: of the leaves, as `gradient_order` gives it.
     """
-    with jax.named_scope("dense_grads"):
+    with jax.named_scope(Phase.DENSE_GRADS):
         grads, loss, weight = dense.reduce(grads, loss, jnp.sum(weights_b), order)
         return jax.tree.map(lambda g: g / weight, grads), loss / weight, weight
 
@@ -52,7 +53,7 @@ def sum_over_batch(
       totals_T: sums of the weights over the global batch. A batch without any weight has no loss: NaN.
       order: as for `mean_over_batch`.
     """
-    with jax.named_scope("dense_grads"):
+    with jax.named_scope(Phase.DENSE_GRADS):
         grads, loss, _ = dense.reduce(grads, loss, loss * 0, order)
         losses_T = jax.lax.psum(sums_T, BATCH_AXES)
         nan = jnp.full((), jnp.nan, loss.dtype)
@@ -89,7 +90,7 @@ def clip_by_global_norm(
     """
     if not norm:
         return dense_grads, scale, {}
-    with jax.named_scope("clip"):
+    with jax.named_scope(Phase.CLIP):
         of_dense = dense.total(sum((_squares(g) for g in jax.tree.leaves(dense_grads)), loss * 0))
         of_tables = embeddings.squares(sparse_grads, scale, homes)
         squares = embeddings.total(of_tables, of_dense)
@@ -122,7 +123,7 @@ def bad_in_dense(dense: Dense, grads: Any, before: Any, after: Any) -> dict[str,
     """
     leaves = jax.tree.leaves(grads)
     one = jnp.ones((), leaves[0].dtype if leaves else jnp.float32)
-    with jax.named_scope("finite_check"):
+    with jax.named_scope(Phase.FINITE_CHECK):
         counts = dense.total(spoilt(leaves, one, before, after))
     return {"bad_dense": counts[0], "bad_opt": counts[1]}
 
@@ -142,7 +143,7 @@ def bad_in_tables(
       "bad_tables" int32 [], gradients; "bad_slots" int32 [groups that have slots], in the order of `slotted`.
     """
     names = [group.name for group in slotted(embeddings.bound)]
-    with jax.named_scope("finite_check"):
+    with jax.named_scope(Phase.FINITE_CHECK):
         counts = {
             name: _in_place_among(names, name, spoilt([grads.sums], scale, new.before, new.slots))
             for (name, grads), new in zip(gradients.items(), proposed.values(), strict=True)

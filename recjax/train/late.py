@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 from recjax.parallel.mesh import BATCH_AXES, put, replicated, sharded
 from recjax.train.dense import Dense
 from recjax.train.gradients import spoilt
+from recjax.utils.phases import Phase
 
 
 @jax.tree_util.register_dataclass
@@ -92,7 +93,7 @@ def means(dense: Dense, late: Late, order: list[int], loss: jax.Array) -> tuple[
         combine its all-reduce with theirs, which would then wait for the forward pass.
     """
     grads, weight = jax.tree.map(lambda x: x[0], (late.grads, late.weight))
-    with jax.named_scope("dense_grads"):
+    with jax.named_scope(Phase.DENSE_GRADS):
         sums, _, weight = dense.reduce(grads, jnp.zeros_like(weight), weight, order)
         arrived = sum((x.reshape(-1)[0] for x in jax.tree.leaves(sums)), weight)
         loss = jnp.where(weight < 0, arrived, loss)  # no weight is negative, which XLA does not know
@@ -103,6 +104,6 @@ def means(dense: Dense, late: Late, order: list[int], loss: jax.Array) -> tuple[
 def not_finite(grads: Any) -> jax.Array:
     """Counts the values of this device's new gradients that are not finite, over all devices: int32 []."""
     leaves = jax.tree.leaves(grads)
-    with jax.named_scope("finite_check"):
+    with jax.named_scope(Phase.FINITE_CHECK):
         one = jnp.ones((), leaves[0].dtype) if leaves else jnp.ones(())
         return jax.lax.psum(spoilt(leaves, one, (), ())[0], BATCH_AXES)

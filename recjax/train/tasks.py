@@ -22,6 +22,7 @@ from recjax.errors import ConfigError
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.settings.values import either
 from recjax.train.table_specs import nearest_names
+from recjax.utils.phases import Phase
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +131,7 @@ def divided_weights(weights_bxT: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     A task without any weight in the batch keeps weights of 0. Inside `jax.shard_map` over BATCH_AXES.
     """
-    with jax.named_scope("loss"):
+    with jax.named_scope(Phase.LOSS):
         totals_T = jax.lax.psum(jnp.sum(weights_bxT, axis=0), BATCH_AXES)
         return weights_bxT / jnp.where(totals_T > 0, totals_T, 1)[None], totals_T
 

@@ -20,6 +20,7 @@ from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.bind import bind
 from recjax.embedding.buffers import initial_rows, initialise
 from recjax.embedding.collection import export_tables, import_tables
+from recjax.embedding.exchange.kinds import exchange_of
 from recjax.embedding.layout import Group
 from recjax.embedding.low_precision import from_storage, nearest, stochastic, to_storage
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
@@ -181,8 +182,8 @@ def test_small_updates_arrive_in_the_mean_and_untouched_rows_never_move(placemen
             else:
                 given = jnp.asarray(touched), jnp.full((len(touched), 6), -(2.0**-12) * 10)
             context = UpdateContext(jnp.float32(1), jnp.float32(1), step, jnp.float32(1), 7)
-            arguments = (group, table, {}, SparseGradient(*given), context)
-            return group.sharding.write(*arguments, group.sharding.propose(*arguments), jnp.asarray(True))[0]
+            exchange, arguments = exchange_of(group), (table, {}, SparseGradient(*given), context)
+            return exchange.write(*arguments, exchange.propose(*arguments), jnp.asarray(True))[0]
 
         return jax.lax.fori_loop(0, 400, one, table)
 
@@ -227,7 +228,7 @@ def test_fetched_rows_are_float32():
         slots = np.arange(4, dtype=np.int32).reshape(1, 1, 4)
         table = nearest(jnp.arange(group.rows * 6, dtype=jnp.float32).reshape(-1, 6) / 8, jnp.uint16)
         body = jax.shard_map(
-            lambda t, s, g=group: g.sharding.fetch(g, t, GroupRouting(s, None))[0],
+            lambda t, s, g=group: exchange_of(g).fetch(t, GroupRouting(s, None))[0],
             mesh=mesh_of(1),
             in_specs=(P() if placement == "data_parallel" else P(AXES), P(AXES)),
             out_specs=P(AXES),

@@ -13,11 +13,11 @@ from recjax.config.run import EmbeddingConfig, FeatureConfig, RunConfig, TableCo
 from recjax.config.train import DenseAdagrad, TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.data.synthetic.stream import ZipfStream
+from recjax.embedding.exchange.kinds import exchange_of
 from recjax.embedding.optim import Adam, RowWiseAdagrad
 from recjax.embedding.plan import Plan
 from recjax.embedding.plan_report import describe_plan
 from recjax.embedding.segment import RowIds, Segment
-from recjax.embedding.traffic import EXCHANGES, sent_bytes
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
 from recjax.planning.compiled_collectives import collectives
@@ -143,10 +143,11 @@ def test_of_a_large_batch_the_shares_of_the_first_devices_are_counted(monkeypatc
     for name, counts in whole.counts.items():
         np.testing.assert_array_equal(some.counts[name].counts_NxO, counts.counts_NxO[:2])
         if (group := trainer.bound.group(name)).spread:
-            for phase in EXCHANGES:
-                all_NxN = sent_bytes(group, counts, phase, 4)
-                known = all_NxN[:, :2] if phase == "row_exchange" else all_NxN[:2]
-                np.testing.assert_array_equal(sent_bytes(group, some.counts[name], phase, 4), known)
+            exchange = exchange_of(group)
+            for event in exchange.events(whole.capacities, B // N, 4):
+                all_NxN = exchange.sent_bytes(event, counts, B // N, 4)
+                known = all_NxN[:, :2] if event.phase == "row_exchange" else all_NxN[:2]
+                np.testing.assert_array_equal(exchange.sent_bytes(event, some.counts[name], B // N, 4), known)
     monkeypatch.setattr(first_batch, "COUNTED_IDS", 1)
     assert first_batch.sample(trainer).devices == 1
 

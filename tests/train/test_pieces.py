@@ -15,7 +15,7 @@ from support.contract import V, problem_of
 from support.graphs import fetching
 from support.problems import Placed, Problem, trainer_of
 
-from recjax.embedding.exchange import cuts
+from recjax.embedding.exchange.wire import cuts
 from recjax.embedding.layout import ACROSS
 from recjax.embedding.optim import Adam, PartialRowWiseAdam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Plan

@@ -27,6 +27,7 @@ from recjax.embedding.low_precision import nearest, storage_dtype
 from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError, TrainingError
+from recjax.utils.phases import Phase
 
 DYNAMIC = "ids"  # name of the maps in a checkpoint
 
@@ -201,7 +202,7 @@ def make_reset(bound: BoundPlan, mesh: Mesh, table: str, seed: int, dtype: Any) 
     spec = parts[0][1].spec
 
     def body(tables: Tables, slots: GroupSlots, homes: Sequence[Any], halves_2xC: jax.Array) -> tuple[Any, Any]:
-        with jax.named_scope("tier_swap"):
+        with jax.named_scope(Phase.TIER_SWAP):
             tables, slots = dict(tables), {name: dict(of) for name, of in slots.items()}
             values_CxD = initial_rows_of_keys(seed, table, halves_2xC[0], halves_2xC[1], spec.dim, spec.scale)
             for (group, segment), (home_2xC, slot_2xC) in zip(parts, homes, strict=True):

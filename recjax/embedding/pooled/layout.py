@@ -24,12 +24,9 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from recjax.embedding.bands import BoundSegment, Source
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.layout import IDS, ROWS, BoundPlan, Group
 from recjax.embedding.segment import Exchange
 from recjax.embedding.spec import FeatureSpec
-
-IDS = " pooled ids"  # after a group's name: the name of the capacity for the ids that a device sends to one owner
-ROWS = " pooled rows"  # the same for the distinct rows that an owner is asked for by all devices
 
 
 @dataclasses.dataclass(frozen=True)

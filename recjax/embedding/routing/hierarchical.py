@@ -15,22 +15,17 @@ Where columns are spread, a relay has the columns of the devices (*, e') for eve
 relays fetch the same rows, and a device gets each row from all of them; in a grid, a row from one of them, whole.
 
 `merge` and `lay_out` run on the host that counts the batch, and need no more than its own devices' samples; the
-devices need not tell their relay what they want. `hand_out` and `hand_in` run inside `jax.shard_map`.
+devices need not tell their relay what they want. What the devices do with it is in `exchange/wire.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from recjax.embedding.exchange import all_to_all, in_pieces
 from recjax.embedding.layout import Group
 from recjax.embedding.routing.sorting import distinct, ranks
-from recjax.parallel.mesh import INSIDE_HOST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,42 +109,3 @@ def _by_relay(group: Group, H: int, of_lists: np.ndarray, *shape: int) -> np.nda
     """[N, *shape] from what each of H hosts has for each list; a single list is for all relays."""
     E = group.per_host
     return np.broadcast_to(of_lists.reshape(H, group.num_row_lists, *shape), (H, E, *shape)).reshape(H * E, *shape)
-
-
-def scatter_within_host(rows_MxV: jax.Array, inside_ExC: jax.Array, pieces: int = 1) -> jax.Array:
-    """Inside a host, brings rows from the relays that fetched them to the devices that asked.
-
-    Args:
-      rows_MxV: rows that this device fetched as a relay.
-      inside_ExC: indices of those that each device of its host gets; what is out of range means nothing.
-      pieces: in which they are sent.
-
-    Returns:
-      [E, C, V]: the rows that this device gets from each relay.
-    """
-
-    def send(inside_Exc: jax.Array, _: Any) -> jax.Array:
-        return all_to_all(rows_MxV.at[inside_Exc].get(mode="fill", fill_value=0), INSIDE_HOST)
-
-    return in_pieces(inside_ExC, pieces, send)
-
-
-def reduce_within_host(grads_ExCxV: jax.Array, inside_ExC: jax.Array, rows: int, largest: bool = False) -> jax.Array:
-    """Inside a host, brings row gradients to the relays and sums there those of equal rows.
-
-    Args:
-      grads_ExCxV: gradients of the rows that `scatter_within_host` brought, for each relay.
-      inside_ExC: as it had it.
-      rows: M, of the relay.
-      largest: take the largest of numbers that are not negative, instead of sums.
-
-    Returns:
-      [M, V]. The devices' gradients are added in the order of their numbers, so that repeated runs agree to the bit.
-    """
-    arrived_ExCxV = all_to_all(grads_ExCxV, INSIDE_HOST)
-    sums_MxV = jnp.zeros((rows, arrived_ExCxV.shape[2]), arrived_ExCxV.dtype)
-    for index_C, grads_CxV in zip(inside_ExC, arrived_ExCxV, strict=True):
-        place = sums_MxV.at[index_C]
-        put = place.max if largest else place.add
-        sums_MxV = put(grads_CxV, mode="drop", indices_are_sorted=True, unique_indices=True)
-    return sums_MxV

@@ -23,7 +23,7 @@ from recjax.lab.formats.issued import Waited, with_waits
 from recjax.lab.formats.names import dtype_of, kind_of, written_dtype
 from recjax.lab.formats.process_groups import AllRanks, process_groups, world_of
 from recjax.lab.formats.trace import JOINED, MAX_EVENTS, Event, Trace
-from recjax.planning.compiled_collectives import PHASES
+from recjax.utils.phases import PHASES
 
 OLD = "1.0.1"
 SCHEMAS = (

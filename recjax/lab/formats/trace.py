@@ -50,7 +50,7 @@ class Event:
     Attributes:
       id: of the event, among those of its rank; ascending in the order in which they were issued.
       kind: one of COLLECTIVES, or COMPUTE.
-      phase: of the step, such as "row_exchange": see `recjax.planning.compiled_collectives.PHASES`; "" if not known.
+      phase: of the step, such as "row_exchange": see `recjax.utils.phases.Phase`; "" if not known.
         Several, the one with the most bytes first and JOINED between, where a compiler made one collective of theirs.
       scope: what within the phase, such as a group of tables.
       name: of the instruction or operation.

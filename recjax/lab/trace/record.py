@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -21,11 +21,11 @@ import numpy as np
 
 from recjax import settings
 from recjax.config.run import RunConfig
-from recjax.embedding.exchange import cuts, piece_scope
-from recjax.embedding.layout import ACROSS
+from recjax.embedding.exchange.events import Event as Told
+from recjax.embedding.exchange.kinds import exchanges_of
+from recjax.embedding.exchange.wire import piece_scope
 from recjax.embedding.routing import host
 from recjax.embedding.routing.routed import GroupRouting
-from recjax.embedding.traffic import EXCHANGES, POOLED_EXCHANGES, pooled_sent_bytes, sent_bytes
 from recjax.errors import ConfigError
 from recjax.lab.bench.breakdown import scopes
 from recjax.lab.formats.trace import ITEM_BYTES, JOINED, Event, Trace, checked
@@ -286,44 +286,39 @@ def step_events(
     found = collectives(hlo)
     ids = {collective.name: number for number, collective in enumerate(found)}
     ranks: dict[int, list[Event]] = {rank: [] for rank in range(bound.all_devices)}
-    splits: dict[tuple[Any, ...], np.ndarray] = {}
+    events = {e.name: e.events(capacities, samples, item_bytes) for e in exchanges_of(bound)}
+    exchanges = {e.name: e for e in exchanges_of(bound)}
+    splits: dict[tuple[str, Told], np.ndarray | None] = {}
     for collective in found:
         scope = scope_of.get(collective.name, "").split("/")
-        group = next((g for g in bound.groups if g.name in scope), None)
-        pooled = next((e for e in bound.pooled if e.name in scope), None)
-        named = group or pooled
+        name = next((name for name in [*(g.name for g in bound.groups), *exchanges] if name in scope), "")
         deps = tuple(ids[name] for name in waits.get(collective.name, ()) if ids[name] < ids[collective.name])
         sent: np.ndarray | None = None
         groups = members(collective.groups, bound.all_devices)
-        all_to_all = collective.kind.endswith("all-to-all")
-        exchange = (all_to_all or collective.kind == "all-gather") and collective.phase in EXCHANGES
-        if pooled is not None and pooled.name in counts and all_to_all and collective.phase in POOLED_EXCHANGES:
-            shared = len(groups[0]) < bound.devices
-            key = (pooled.name, collective.phase, shared)
-            if key not in splits:
-                asked = np.asarray(counts[pooled.name].counts_NxO)
-                splits[key] = pooled_sent_bytes(pooled, asked, samples, collective.phase, item_bytes, shared)
-            sent = splits[key]
-        if group is not None and group.name in counts and exchange:
-            # inside a host the groups are those of neighbours; otherwise of devices with equal numbers, or all
-            inside = group.two_step and groups[0][1] == groups[0][0] + 1 and group.per_host > 1
-            places = None
-            if group.row_pieces > 1 and collective.phase == "row_exchange":
-                C = capacities[group.name + (ACROSS if group.two_step and not inside else "")]
-                pieces = enumerate(cuts(C, group.row_pieces))
-                places = next((piece for number, piece in pieces if piece_scope(number) in scope), (0, C))
-            of_rows = (group.name, collective.phase, inside, places)
-            if of_rows not in splits:
-                splits[of_rows] = sent_bytes(group, counts[group.name], collective.phase, item_bytes, inside, places)
-            sent = splits[of_rows]
+        told = _event_of(collective, tuple(groups[0]), scope, events.get(name, ()))
+        if told is not None and name in counts:
+            if (name, told) not in splits:
+                splits[name, told] = exchanges[name].sent_bytes(told, counts[name], samples, item_bytes)
+            sent = splits[name, told]
         for taking in groups:
             for rank in taking:
-                event = _event(collective, ids[collective.name], tuple(taking), deps, named.name if named else "")
+                event = _event(collective, ids[collective.name], tuple(taking), deps, name)
                 if sent is not None:
                     sends, receives = sent[rank, taking], sent[taking, rank]
                     event = dataclasses.replace(event, sends=tuple(map(int, sends)), receives=tuple(map(int, receives)))
                 ranks[rank].append(event)
     return ranks
+
+
+def _event_of(
+    collective: Collective, taking: tuple[int, ...], scope: Sequence[str], events: Sequence[Told]
+) -> Told | None:
+    """The event that an exchange tells of a collective of its own, of which device 0 takes part with these devices."""
+    alike = [e for e in events if (e.phase, e.kind, e.members) == (collective.phase, collective.kind, taking)]
+    if len(alike) > 1 and alike[0].places is not None:
+        return next((e for e in alike if piece_scope(e.piece) in scope), alike[0])
+    sizes = [e for e in alike if e.padded_bytes == collective.result_bytes]
+    return next(iter(sizes or alike), None)
 
 
 def _event(collective: Collective, id: int, group: tuple[int, ...], deps: tuple[int, ...], scope: str) -> Event:

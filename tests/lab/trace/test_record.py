@@ -13,7 +13,7 @@ from support.routing import locate
 from recjax.config.run import EmbeddingConfig, RunConfig
 from recjax.config.train import TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
-from recjax.embedding.exchange import cuts
+from recjax.embedding.exchange.wire import cuts
 from recjax.embedding.layout import ACROSS
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.routing import capacity

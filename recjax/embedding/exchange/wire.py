@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from recjax.embedding.quantize import Precision, decode, encode
-from recjax.parallel.mesh import MODEL_AXES
+from recjax.parallel.mesh import INSIDE_HOST, MODEL_AXES
+from recjax.utils.phases import Phase
 
 
 class Extents(NamedTuple):
@@ -125,11 +126,11 @@ def fetch_rows(
 
     def fetch(asked_Nxc: jax.Array, extents: Extents | None) -> jax.Array:
         rows_NxcxD = gather(asked_Nxc)
-        with jax.named_scope("row_exchange"):
+        with jax.named_scope(Phase.ROW_EXCHANGE):
             return all_to_all(encode(rows_NxcxD, precision), axes, extents)
 
     encoded_NxCxE = in_pieces(asked_NxC, pieces, fetch, extents)
-    with jax.named_scope("row_exchange"):
+    with jax.named_scope(Phase.ROW_EXCHANGE):
         return decode(encoded_NxCxE, precision)
 
 
@@ -172,7 +173,7 @@ def in_pieces(
     for number, (first, last) in enumerate(cuts(lists_NxC.shape[1], pieces)):
         with jax.named_scope(piece_scope(number)):
             brought.append(bring(lists_NxC[:, first:last], extents and extents.of_piece(first, last)))
-    with jax.named_scope("row_exchange"):
+    with jax.named_scope(Phase.ROW_EXCHANGE):
         return jnp.concatenate(brought, axis=1)
 
 
@@ -187,3 +188,42 @@ def gather_rows(x_KxD: jax.Array, precision: Precision, axes: tuple[str, ...]) -
     So the result is the same on all of them, also for `jax.shard_map`.
     """
     return decode(jax.lax.all_gather(encode(x_KxD, precision), axes, to="invarying"), precision)
+
+
+def scatter_within_host(rows_MxV: jax.Array, inside_ExC: jax.Array, pieces: int = 1) -> jax.Array:
+    """Inside a host, brings rows from the relays that fetched them to the devices that asked.
+
+    Args:
+      rows_MxV: rows that this device fetched as a relay.
+      inside_ExC: indices of those that each device of its host gets; what is out of range means nothing.
+      pieces: in which they are sent.
+
+    Returns:
+      [E, C, V]: the rows that this device gets from each relay.
+    """
+
+    def send(inside_Exc: jax.Array, _: Any) -> jax.Array:
+        return all_to_all(rows_MxV.at[inside_Exc].get(mode="fill", fill_value=0), INSIDE_HOST)
+
+    return in_pieces(inside_ExC, pieces, send)
+
+
+def reduce_within_host(grads_ExCxV: jax.Array, inside_ExC: jax.Array, rows: int, largest: bool = False) -> jax.Array:
+    """Inside a host, brings row gradients to the relays and sums there those of equal rows.
+
+    Args:
+      grads_ExCxV: gradients of the rows that `scatter_within_host` brought, for each relay.
+      inside_ExC: as it had it.
+      rows: M, of the relay.
+      largest: take the largest of numbers that are not negative, instead of sums.
+
+    Returns:
+      [M, V]. The devices' gradients are added in the order of their numbers, so that repeated runs agree to the bit.
+    """
+    arrived_ExCxV = all_to_all(grads_ExCxV, INSIDE_HOST)
+    sums_MxV = jnp.zeros((rows, arrived_ExCxV.shape[2]), arrived_ExCxV.dtype)
+    for index_C, grads_CxV in zip(inside_ExC, arrived_ExCxV, strict=True):
+        place = sums_MxV.at[index_C]
+        put = place.max if largest else place.add
+        sums_MxV = put(grads_CxV, mode="drop", indices_are_sorted=True, unique_indices=True)
+    return sums_MxV

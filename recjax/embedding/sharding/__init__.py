@@ -1,1 +1,0 @@
-"""One file for each way to spread a buffer over devices."""
