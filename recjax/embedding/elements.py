@@ -85,7 +85,7 @@ class Elements:
             shape = (self.samples, self.bag)
             return self.rows_LxD.reshape(*shape, -1), self.mask_L.reshape(shape)
         start_b, end_b = self._edges()
-        at_bxH = start_b[:, None] + jnp.arange(longest, dtype=jnp.int32)
+        at_bxH = start_b[:, None] + jnp.arange(longest, dtype=jnp.int32)[None]
         mask_bxH = at_bxH < end_b[:, None]
         nothing = self.rows_LxD.shape[0]
         return self.rows_LxD.at[jnp.where(mask_bxH, at_bxH, nothing)].get(mode="fill", fill_value=0), mask_bxH

@@ -206,10 +206,17 @@ def open_raw(config: Table, source: str | os.PathLike[str] | None, wording: Word
       ConfigError: there is no source, or a column or format that is not known.
       DataError: the files are at fault.
     """
-    source = source or config.from_
-    if not source:
-        raise ConfigError("a table does not ship with recjax. Give its file with --from FILE, and label=COLUMN.")
-    return open_files(config, _files(config, source), wording)
+    return open_files(config, _files(config, _source(config, source)), wording)
+
+
+def _source(config: Table, source: str | os.PathLike[str] | None) -> str | os.PathLike[str]:
+    """Returns where the rows are: `source`, or else as the config says (ConfigError: nowhere)."""
+    if not (source := source or config.from_):
+        raise ConfigError(
+            f"{config.kind}: no such data ship with recjax. Give its file with --from FILE, and name its columns: "
+            f"{'user=COLUMN item=COLUMN time=COLUMN' if config.kind != Table.kind else 'label=COLUMN'}."
+        )
+    return source
 
 
 def open_files(config: Table, files: Mapping[str, list[TableFile]], wording: Wording = Wording.COMMAND) -> TableReader:
@@ -274,11 +281,7 @@ def prepare_files(
     overwrite: bool = False,
 ) -> PreparedSource:
     """Prepares the files of a table; arguments and errors are those of `open_raw` and `prepare_table`."""
-    if source is None:
-        raise ConfigError(
-            f"{config.kind} data do not ship with recjax. Give their file with --from FILE, and name its columns."
-        )
-    with config.tables(_files(config, source), located(out)) as files:
+    with config.tables(_files(config, _source(config, source)), located(out)) as files:
         reader = open_files(config.as_read(), files, wording)
         reader.splits = config.split_in_words or reader.splits
         return prepare_table(config, reader, out, overwrite=overwrite)
