@@ -129,8 +129,9 @@ def prepare(
       DataError: the raw files are at fault, or `out` holds something else.
       TrainingError: `out` cannot be written.
     """
-    drawn = isinstance(config, ZipfStream) and source is None and beam is None
-    if isinstance(config, Synthetic | ZipfStream | Prepared) and not drawn:
+    if isinstance(config, Synthetic | Prepared) or (
+        isinstance(config, ZipfStream) and (source is not None or beam is not None)
+    ):
         raise ConfigError(_nothing_to_prepare(config.kind))
     if beam is None and is_remote(place(out)):
         raise ConfigError(

@@ -168,7 +168,8 @@ class PackedBatches:
           its arrays; the sizes that its routing needs, by name, where they were chosen without knowing; and whether
           these suffice, bool [], alike on all devices. Of a batch that does not fit the arrays are wrong.
         """
-        inputs = self.form.unpack(words_E) if rows_RxW is None else self.form.unpack(words_E, rows_RxW)
+        form = self.form
+        inputs: StepInputs = form.unpack(words_E, rows_RxW) if isinstance(form, RowForm) else form.unpack(words_E)
         if self.sizes is None:
             return inputs, {}, None
         with jax.named_scope("route"):

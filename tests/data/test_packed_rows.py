@@ -1,16 +1,29 @@
 """Rows packed on disk give the batches that blocks give, to the last bit; nothing damaged is read."""
 
+import errno
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
 import tempfile
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import bucket
 
 from recjax.data.batch import Bags, Batch, Feature, Label, Schema
 from recjax.data.pipeline import Order, batches
 from recjax.data.storage.blocks import open_prepared, write_prepared
+from recjax.data.storage.manifest import MANIFEST
+from recjax.data.storage.remote import put_folder
+from recjax.errors import DataError
+from recjax.utils.paths import place
 
 FIXED = Schema(("a", "b"), (Feature("one", 50), Feature("many", 7, 3), Feature("two", 9)))
 ANY = Schema(
@@ -94,3 +107,119 @@ def test_batches_of_packed_rows_have_the_bits_of_blocks(counts, schema, size, se
         found = [(batch.position, rows_of_batch(batch)) for batch in stream]
         assert list(path.glob("packed/*.rows"))
     assert found == list(expected_batches(blocks, size, seed, shuffle, window, position, 2))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder."""
+    monkeypatch.setenv("RECJAX_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    blocks = [draw_rows(ANY, 3000, seed) for seed in range(3)]
+    return write_prepared(tmp_path / "data", "toy", ANY, {"train": blocks}, {}).path
+
+
+def read_all(folder: Path) -> list[list[list[object]]]:
+    return [rows_of_batch(b) for b in batches(open_prepared(folder), "train", 700, epochs=1, pack=True, workers=0)]
+
+
+@pytest.mark.full
+def test_a_flipped_bit_is_named_and_never_read(prepared: Path) -> None:
+    expected = read_all(prepared)
+    for ending in ("rows", "values"):
+        file = next(prepared.glob(f"packed/*.{ending}"))
+        good = file.read_bytes()
+        for at in np.random.default_rng(0).integers(0, len(good), 3).tolist():
+            file.write_bytes(good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :])
+            with pytest.raises(DataError, match=f"damaged: {prepared}/packed/train-00000.rows.*Delete the folder"):
+                read_all(prepared)
+        file.write_bytes(good)
+    assert read_all(prepared) == expected
+
+
+@pytest.mark.full
+def test_short_files_and_damaged_descriptions_are_made_again(prepared: Path) -> None:
+    expected = read_all(prepared)
+    for file in sorted(prepared.glob("packed/train-*")):
+        good = file.read_bytes()
+        for content in (good[:-5], b"", b"{" * 99):
+            file.write_bytes(content)
+            assert read_all(prepared) == expected and file.read_bytes() == good
+
+
+def test_rows_of_other_blocks_are_not_read(prepared: Path, tmp_path: Path) -> None:
+    read_all(prepared)
+    other = write_prepared(tmp_path / "other", "toy", ANY, {"train": [draw_rows(ANY, 3000, s) for s in (5, 6, 7)]}, {})
+    shutil.copytree(prepared / "packed", other.path / "packed")
+    assert read_all(other.path)[0][0] == one_row(draw_rows(ANY, 3000, 5), 0)
+
+
+@pytest.mark.parametrize("why", ["read-only", "link"])
+def test_rows_lie_in_the_cache_where_there_is_no_place_beside_the_blocks(
+    why: str, prepared: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why == "link":
+        (tmp_path / "elsewhere").mkdir()
+        (prepared / "packed").symlink_to(tmp_path / "elsewhere")
+    else:
+        refuse_writing_below(prepared, errno.EROFS, monkeypatch)
+    assert len(read_all(prepared)) == 13 and list(cache.rglob("train-00000.rows"))
+    assert not list((prepared / "packed").glob("*.rows"))
+
+
+def refuse_writing_below(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets no file be opened to be written in a folder, as a full or read-only disk does."""
+    opens = Path.open
+
+    def refuse(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if "w" in mode and path.is_relative_to(folder):
+            raise OSError(number, os.strerror(number), str(path))
+        return opens(path, mode, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+
+
+def test_blocks_are_read_where_rows_have_no_place(
+    prepared: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = read_all(prepared)
+    shutil.rmtree(prepared / "packed")
+    refuse_writing_below(tmp_path, errno.ENOSPC, monkeypatch)
+    source = open_prepared(prepared)
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            stream = batches(source, "train", 700, epochs=1, pack=True, workers=0)
+            assert [rows_of_batch(batch) for batch in stream] == expected
+    notes = [record.getMessage() for record in caplog.records if "cannot be packed" in record.getMessage()]
+    assert len(notes) == 1 and "No space left" in notes[0] and "RECJAX_CACHE" in notes[0]
+    assert not list(tmp_path.rglob("*.rows")) and not list(tmp_path.rglob("*unfinished*"))
+
+
+@pytest.mark.full
+def test_processes_that_pack_at_once_read_the_same(prepared: Path) -> None:
+    program = f"""
+        import hashlib, sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from test_packed_rows import *
+        print(hashlib.sha256(repr(read_all(Path({str(prepared)!r}))).encode()).hexdigest())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    found = {process.communicate()[0].split()[-1] for process in processes}
+    assert found == {hashlib.sha256(repr(read_all(prepared)).encode()).hexdigest()}
+
+
+def test_a_bucket_is_read_once_for_its_rows(prepared: Path, cache: Path, tmp_path: Path) -> None:
+    expected, gs = read_all(prepared), bucket.install()
+    put_folder(prepared, place("gs://toy/data"), MANIFEST)
+    gs.opened.clear()
+    for _ in range(2):
+        source = open_prepared("gs://toy/data", cache=str(tmp_path / "copies"))
+        stream = batches(source, "train", 700, epochs=1, pack=True, workers=0)
+        assert [rows_of_batch(batch) for batch in stream] == expected
+        assert one_row(source.read("train", 1), 5) == one_row(draw_rows(ANY, 3000, 1), 5)
+    assert len([name for name in gs.opened if "array_record" in name]) == 1
+    assert list((tmp_path / "copies").rglob("*.rows")) and not list((tmp_path / "copies").rglob("blocks-*"))

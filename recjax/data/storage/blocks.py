@@ -146,6 +146,7 @@ class PreparedSource:
         """
         with self._packing:
             if split in SPLITS and split not in self._packed_splits and self.row_counts(split).size and self.has_blocks:
+                keep_freed_memory()
                 packed = self._pack(split, pack)
                 if packed or pack:
                     self._packed_splits[split] = packed

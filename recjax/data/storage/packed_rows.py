@@ -106,11 +106,11 @@ class PackedFile:
     def checksum(self, chunk: int) -> int:
         """That of CHUNK rows, with their bags."""
         rows_BxW = self.rows_RxW[chunk * CHUNK : (chunk + 1) * CHUNK]
-        total = zlib.crc32(np.ascontiguousarray(rows_BxW))
+        total = zlib.crc32(np.ascontiguousarray(rows_BxW).data)
         if not self.layout.jagged:
             return total
         bags = self.values[self._start(chunk * CHUNK) : self._start((chunk + 1) * CHUNK)]
-        return zlib.crc32(np.ascontiguousarray(bags), total)
+        return zlib.crc32(np.ascontiguousarray(bags).data, total)
 
     def _start(self, row: int) -> int:
         """Number of the first word of a row's bags; after the last row, how many there are."""
