@@ -79,7 +79,7 @@ def abstract_inputs(trainer: Trainer, capacities: dict[str, int]) -> StepInputs:
     items = {}
     if trainer.item_keys is not None:
         shapes = trainer.item_keys.shapes(parts * samples, trainer.dtype)
-        items = {name: jax.ShapeDtypeStruct(*of) for name, of in shapes.items()}
+        items = {name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in shapes.items()}
     inputs = StepInputs(dense_BxK, each_B, each_B, Routing(groups, features, pooled), items)
     return _placed(trainer, inputs, P(BATCH_AXES))
 

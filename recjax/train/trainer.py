@@ -55,7 +55,7 @@ from recjax.train.state import EMPTY, HostState, TrainState
 from recjax.train.step import Metrics, StepOptions, make_predict, make_train_step
 from recjax.train.table_specs import dims, refuse_reduced
 from recjax.train.tasks import Tasks, choice_of, outputs_for, tasks_of
-from recjax.train.two_sided import is_two_sided, refuse_what_does_not_go, sides_of
+from recjax.train.two_sided import refuse_what_does_not_go, sides_of
 from recjax.utils.lazy_arrays import load
 
 
@@ -258,7 +258,7 @@ class Trainer(InputStreams):
     @property
     def ranks(self) -> bool:
         """True if the model is of two sides: it finds items for users, and its ranking of them is measured."""
-        return is_two_sided(self.config)
+        return bool(getattr(self.config.model, "two_sided", False))
 
     @functools.cached_property
     def known(self) -> Known:
@@ -405,9 +405,10 @@ def assemble_trainer(
         jax.config.update("jax_enable_x64", True)
     dtype = jnp.float64 if config.compute_dtype == "float64" else jnp.float32
     tasks = tasks_of(config, source.schema)
-    choice_of(config.train.choose_by, tasks, ranks=is_two_sided(config))
+    two_sided = getattr(config.model, "two_sided", False)
+    choice_of(config.train.choose_by, tasks, ranks=two_sided)
     sides: dict[str, Any] = {}
-    if is_two_sided(config):
+    if two_sided:
         refuse_what_does_not_go(config, source.schema)
         sides["sides"] = sides_of(config, source.schema)
     build = functools.partial(

@@ -19,13 +19,8 @@ _DRAWING = 0xD4A3  # purpose of random numbers
 _DRAWN_TOGETHER = 256  # samples whose items are drawn together; part of what a seed means
 
 
-def is_two_sided(config: RunConfig) -> bool:
-    """Returns whether the model has a vector for the user and one for the item, and learns from pairs alone."""
-    return bool(getattr(config.model, "two_sided", False))
-
-
 def sides_of(config: RunConfig, schema: Schema) -> Sides:
-    """What the user's side and the item's see, "user" and "item", of a model of two sides.
+    """The features that the user's side and the item's see, "user" and "item", of a model of two sides.
 
     Raises:
       ConfigError: a side has no feature that tells users, or items, apart; a name is no feature, or one of both sides;
@@ -69,7 +64,7 @@ def sides_of(config: RunConfig, schema: Schema) -> Sides:
 
 @dataclasses.dataclass(frozen=True)
 class ItemKeys:
-    """What a loss over the batch must know of items.
+    """The facts about items that a loss over the batch must know.
 
     Attributes:
       feature: which tells items apart.
@@ -103,9 +98,9 @@ class ItemKeys:
     def with_drawn(self, batch: Batch, trains: bool) -> Batch:
         """The batch with a bag of drawn items for each sample, by the seed and its place in the training alone.
 
-        Predictions need none: theirs are all the same.
+        Predictions need none: theirs are all the same. One that has such a bag keeps it.
         """
-        if not self.negatives:
+        if not self.negatives or self.feature + DRAWN in batch.bags:
             return batch
         ids_BxM = np.zeros((batch.size, self.negatives), np.int64)
         if trains and batch.size:
@@ -118,10 +113,8 @@ class ItemKeys:
         return dataclasses.replace(batch, bags={**batch.bags, self.feature + DRAWN: Bags(ids_BxM)})
 
 
-def item_keys(config: RunConfig, source: BlockSource) -> ItemKeys | None:
-    """The keys of a run's items; None for a model that is not of two sides."""
-    if not is_two_sided(config):
-        return None
+def item_keys(config: RunConfig, source: BlockSource) -> ItemKeys:
+    """The keys of the items of a run of a model of two sides."""
     feature, loss = sides_of(config, source.schema)["item"].features[0], config.model.loss
     rows = source.schema.feature(feature).rows
     counts_V = count_items(source, feature) if has_blocks(source) else np.ones(rows, np.int64)
