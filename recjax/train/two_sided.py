@@ -11,6 +11,7 @@ from recjax.config.run import RunConfig
 from recjax.data import counter_rng
 from recjax.data.batch import Bags, Batch, Schema
 from recjax.data.source import BlockSource, has_blocks
+from recjax.embedding.spec import FeatureSpec
 from recjax.errors import ConfigError
 from recjax.models.two_tower import DRAWN, Side, Sides
 from recjax.train.table_specs import nearest_names
@@ -60,6 +61,16 @@ def sides_of(config: RunConfig, schema: Schema) -> Sides:
             f"without: data.columns={user}:id,{item}:id (a column of data.time orders rows and is no feature)."
         )
     return sides
+
+
+def add_drawn(config: RunConfig, schema: Schema, features: tuple[FeatureSpec, ...]) -> tuple[FeatureSpec, ...]:
+    """The lookups of a training, with that of items that its loss draws, in the table of its items."""
+    model: Any = config.model
+    if not model.loss.negatives:
+        return features
+    name = sides_of(config, schema)["item"].features[0]
+    item = next(feature for feature in features if feature.name == name)
+    return (*features, FeatureSpec(name + DRAWN, item.table, model.loss.negatives, "none"))
 
 
 @dataclasses.dataclass(frozen=True)
