@@ -134,6 +134,8 @@ def folder(tmp_path, monkeypatch):
     joined = table.drop_columns(["tags"]).append_column("tags", pa.array(["a|b"] * 400))
     csv.write_csv(joined, "clicks.csv")
     csv.write_csv(joined.drop_columns(["clicked"]), "new.csv")
+    pairs = {"user": random.integers(0, 40, 400), "item": random.integers(0, 60, 400), "time": np.arange(400)}
+    csv.write_csv(pa.table(pairs), "pairs.csv")
     shutil.copy(ROOT / "recjax/planning/machines/h100.json", "machine.json")
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/train.txt").write_bytes(text(random_rows(3000)))

@@ -97,12 +97,11 @@ def by_hand(loss: Any, pairs: dict[str, np.ndarray]) -> float:
 def make_device_pairs(loss: Any, arrays: Sequence[Any], **options: Any) -> Pairs:
     """The pairs of one device, of the arrays of `make_pairs` in their order."""
     drawn = Drawn(*arrays[5:]) if loss.negatives else None
-    return Pairs(*arrays[:5], drawn, **options)
+    user, item, weights, ids, log_q = arrays[:5]
+    return Pairs(user, item, weights, ids, log_q, drawn, **options)
 
 
-def on_mesh(
-    loss: Any, pairs: dict[str, np.ndarray], devices: int, **options: Any
-) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
+def on_mesh(loss: Any, pairs: dict[str, np.ndarray], devices: int, **options: Any) -> tuple[Any, ...]:
     """The sum over all devices, and its gradients by users, items and drawn items."""
 
     def local(*arrays: Any) -> Any:

@@ -266,7 +266,7 @@ def test_mistakes_are_answered_in_a_paragraph(
         "ones": tmp_path / "ones.csv",
         "new": tmp_path / "new.csv",
     }
-    words = []
+    words: list[Any] = []
     for argument in arguments:
         words += command if argument == "{train}" else [argument.format(**places)]
     if words[0] == "train":
