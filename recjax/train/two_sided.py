@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from recjax.config.run import RunConfig
+from recjax.config.run import RunConfig, TableConfig
 from recjax.data import counter_rng
-from recjax.data.batch import Bags, Batch, Schema
+from recjax.data.batch import ANY_ID, Bags, Batch, Schema
 from recjax.data.source import BlockSource, has_blocks
 from recjax.embedding.spec import FeatureSpec
 from recjax.errors import ConfigError
@@ -126,7 +126,8 @@ class ItemKeys:
 
 def item_keys(config: RunConfig, source: BlockSource) -> ItemKeys:
     """The keys of the items of a run of a model of two sides."""
-    feature, loss = sides_of(config, source.schema)["item"].features[0], config.model.loss
+    model: Any = config.model
+    feature, loss = sides_of(config, source.schema)["item"].features[0], model.loss
     rows = source.schema.feature(feature).rows
     counts_V = count_items(source, feature) if has_blocks(source) else np.ones(rows, np.int64)
     items = np.flatnonzero(counts_V)
@@ -162,7 +163,14 @@ def refuse_what_does_not_go(config: RunConfig, schema: Schema) -> None:
             f"train.replica_sync={config.train.replica_sync} gives each replica group tables of its own, but "
             f"model={kind} scores users of one group against items of all. Set train.replica_sync=exact."
         )
-    loss, sides = config.model.loss, sides_of(config, schema)
+    model: Any = config.model
+    loss, sides = model.loss, sides_of(config, schema)
+    item = sides["item"].features[0]
+    if config.embedding.tables.get(item, TableConfig()).ids or schema.feature(item).rows == ANY_ID:
+        raise ConfigError(
+            f"embedding.tables.{item}.ids=dynamic gives rows to items in the course of the training, and model={kind} "
+            "must know all of them to count and to rank them. Prepare the data with a vocabulary for the item."
+        )
     if loss.negatives and (len(sides["item"].features) > 1 or sides["item"].dense):
         further = [*sides["item"].features[1:], *(schema.dense[place] for place in sides["item"].dense)]
         raise ConfigError(

@@ -239,6 +239,8 @@ MISTAKES = [
     (["{train}", "train.accumulate=2"], "train.accumulate=2 works on a batch in parts"),
     (["{train}", "mesh.devices=2", "mesh.replicas=2", "train.replica_sync=never"], "replica group tables of its own"),
     (["{train}", "model.loss.temperature=0"], "temperature is 0"),
+    (["{train}", "embedding.tables.sku.ids=dynamic"], "must know all of them"),
+    (["{train}", "model.loss.in_batch=false"], "there are no candidates"),
     (["{train}", "train.choose_by=logloss"], "'logloss' is not measured"),
     (["{train}", "model.item=sku,sku"], "both name|twice"),
     (["eval", "{run}", "--top", "20"], "--topk 20"),
