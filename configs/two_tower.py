@@ -1,6 +1,9 @@
-"""Two towers on pairs of a user and an item: a table of your own.
+"""Two towers on pairs of a user and an item, from a table of your own: Parquet, CSV or Arrow.
 
-recjax train two_tower data.from=clicks.csv data.user=user data.item=item
+    recjax train two_tower data.from=clicks.csv data.user=user data.item=item
+
+Each row is a user and an item that belong together. `data.time=COLUMN` splits by time, and `data.test=FILE` takes the
+test from a file. See docs/guides/retrieval.md.
 """
 
 from recjax.config.run import EmbeddingConfig, RunConfig

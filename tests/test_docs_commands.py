@@ -136,6 +136,8 @@ def folder(tmp_path, monkeypatch):
     csv.write_csv(joined.drop_columns(["clicked"]), "new.csv")
     events = {"user": random.integers(0, 9, 90), "item": random.integers(0, 20, 90), "time": 1e9 + np.arange(90)}
     csv.write_csv(pa.table(events | {"rating": stars[:90], "clicked": clicked[:90]}), "log.csv")
+    pairs = {"user": random.integers(0, 40, 400), "item": random.integers(0, 60, 400), "time": np.arange(400)}
+    csv.write_csv(pa.table(pairs), "pairs.csv")
     shutil.copy(ROOT / "recjax/planning/machines/h100.json", "machine.json")
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/train.txt").write_bytes(text(random_rows(3000)))

@@ -72,13 +72,13 @@ def evaluate(options: argparse.Namespace) -> None:
     from recjax import main as runs
     from recjax.train import evaluation
 
-    given = {name: getattr(options, name) for name in _DETAILS if hasattr(options, name)}
-    if "top" in given and not options.by:
+    chosen = {name: getattr(options, name) for name in _DETAILS if hasattr(options, name)}
+    if "top" in chosen and not options.by:
         raise ConfigError(
-            f"--top {given['top']} is the number of values that --by measures one by one, and there is no --by. Items "
-            f"are ranked, and the best {given['top']} of each user measured, with --topk {given['top']}."
+            f"--top {chosen['top']} is the number of values that --by measures one by one, and there is no --by. Items "
+            f"are ranked, and the best {chosen['top']} of each user measured, with --topk {chosen['top']}."
         )
-    details = evaluation.Details(by=tuple(options.by), **given)
+    details = evaluation.Details(by=tuple(options.by), **chosen)
     splits = tuple(dict.fromkeys(options.split or ["test"]))
     folder, trust = options.run_folder, options.trust_code
     result = runs.evaluate(

@@ -85,15 +85,10 @@ class Pairs:
         """
         counts_b = self.weights_b > 0
         parts = [(self.item_bxE, self.ids_b, self.log_q_b, counts_b)] if in_batch else []
-        if self.drawn is not None:
-            of = self.drawn
-            counts_bxM = jnp.broadcast_to(counts_b[:, None], of.ids_bxM.shape)
-            parts.append(
-                (
-                    of.item_bxMxE.reshape(-1, of.item_bxMxE.shape[2]),
-                    *(x.reshape(-1) for x in (of.ids_bxM, of.log_q_bxM, counts_bxM)),
-                )
-            )
+        if (drawn := self.drawn) is not None:
+            counts_bxM = jnp.broadcast_to(counts_b[:, None], drawn.ids_bxM.shape)
+            vectors_cxE = drawn.item_bxMxE.reshape(-1, drawn.item_bxMxE.shape[2])
+            parts.append((vectors_cxE, drawn.ids_bxM.ravel(), drawn.log_q_bxM.ravel(), counts_bxM.ravel()))
         vectors_cxE, ids_c, log_q_c, counts_c = map(jnp.concatenate, zip(*parts, strict=True))
         return vectors_cxE, ids_c, log_q_c, counts_c
 

@@ -22,7 +22,7 @@ from recjax.models.layers import Mlp, check_widths, input_names
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """What one side of a model sees of a row.
+    """The part of a row that one side of a model sees.
 
     Attributes:
       features: categorical features; the first tells users, or items, apart.

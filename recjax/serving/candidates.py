@@ -42,7 +42,7 @@ def predict_top_k(
       out: the file to write, .csv, .jsonl or .parquet.
       k: items of a user; fewer where there are no more.
       overrides: changes to its config, such as "mesh.devices=1".
-      input: a table with the column of the user, one row a user; None: all users that training has seen.
+      input: a table with the column of the user, a user in each row; None: all users that training has seen.
       exclude: splits whose items a user's list leaves out; None: train and validation.
       step: as for `recjax.predict`.
       overwrite: likewise.
@@ -67,7 +67,7 @@ def predict_top_k(
     users, items = (known.original_ids(name) for name in (known.user, known.item))
     of_user, of_item = users.values(), items.values()
     there = known.ids(known.user, known.users)
-    asked_for = there if input is None else np.unique(_users_of(expanded(input), known.user, users))
+    asked_for = there if input is None else _users_of(expanded(input), known.user, users)
     if (new := np.setdiff1d(asked_for, there)).size:
         raise DataError(
             f"{known.user} {of_user[new[0] - users.first]!r} has no row with label 1 in the training split, so there "

@@ -37,6 +37,7 @@ from recjax.train.planned import by_machine, plan_of
 from recjax.train.routers import HostRouter, PackedBatches, ResidentRows
 from recjax.train.table_specs import check_shared_values, specs
 from recjax.train.trainer import Trainer, assemble_trainer
+from recjax.train.two_sided import add_drawn
 from recjax.utils import log
 
 
@@ -98,6 +99,8 @@ def judge(config: RunConfig, source: BlockSource, mesh: Mesh) -> Callable[[Plan]
         log.info(f"planner.compile: {why}: sizes alone decide")
         return None
     tables, features = specs(config, source.schema, mean_ids(source))
+    if getattr(config.model, "two_sided", False):
+        features = add_drawn(config, source.schema, features)
     cold = dataclasses.replace(config, embedding=dataclasses.replace(config.embedding, hot=HotConfig()))
 
     def predicted(plan: Plan) -> Prediction:
@@ -135,6 +138,8 @@ def build_trainer(
         check_shared_values(config, source)
     evaluates = splits and "train" not in splits  # by processes that read each block once
     tables, features = specs(config, source.schema, {} if evaluates else mean_ids(source))
+    if getattr(config.model, "two_sided", False):
+        features = add_drawn(config, source.schema, features)
     plan, chosen, _ = plan_of(config, source, tables, features, config.mesh.shape)  # before devices start
     mesh = make_mesh(config.mesh)
     shape = tuple(mesh.shape[axis] for axis in AXES)

@@ -476,8 +476,8 @@ class InputStreams:
 
     @functools.cached_property
     def item_keys(self) -> ItemKeys | None:
-        """What a loss over the batch must know of items; None: there is no such loss."""
-        return item_keys(self.config, self.source)
+        """The facts about items that a loss over the batch must know; None: there is no such loss."""
+        return item_keys(self.config, self.source) if getattr(self.config.model, "two_sided", False) else None
 
     @functools.cached_property
     def samples_per_epoch(self) -> int:

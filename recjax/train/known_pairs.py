@@ -14,7 +14,7 @@ from recjax.data.original_ids import OriginalIds, original_ids
 from recjax.data.source import BlockSource, concatenate, require_rows, take
 from recjax.data.storage.blocks import PreparedSource
 from recjax.errors import ConfigError
-from recjax.train.two_sided import is_pair, is_two_sided, sides_of
+from recjax.train.two_sided import is_pair, sides_of
 
 
 class Lists:
@@ -25,11 +25,13 @@ class Lists:
         self._rows = rows
         self.keys = np.unique(users * rows + items)
 
-    def between(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs of the users `first` to `last` (inclusive): users and items."""
-        start, end = np.searchsorted(self.keys, [first * self._rows, (last + 1) * self._rows])
-        users, items = np.divmod(self.keys[start:end], self._rows)
-        return users, items
+    def of_users(self, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Pairs of these users, in their order: the place of the user among them, and the item."""
+        starts, ends = (np.searchsorted(self.keys, (users + more) * self._rows) for more in (0, 1))
+        counts = ends - starts
+        places = np.repeat(np.arange(len(users)), counts)
+        at = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(starts, counts)
+        return places, self.keys[at] % self._rows
 
     def holds(self, users: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Returns which of these pairs are among them: bool, of the shape of `items`."""
@@ -120,7 +122,7 @@ class Known:
 
 def known_of(config: RunConfig, source: BlockSource) -> Known:
     """The users and items of a run; ConfigError if its model is not of two sides."""
-    if not is_two_sided(config):
+    if not getattr(config.model, "two_sided", False):
         raise ConfigError(
             f"model={config.model.kind} scores a user and an item together, so items cannot be ranked for a user "
             "without scoring all. The best K are found by a model of two sides: train model=two_tower or mf."

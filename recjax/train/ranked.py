@@ -15,7 +15,7 @@ from recjax.train.agreement import StopRequested, never
 from recjax.train.known_pairs import Known, Lists
 from recjax.train.metrics.ranking import Ranking
 from recjax.train.state import TrainState
-from recjax.train.top_k import USERS, Index, Search, make_index
+from recjax.train.top_k import USERS, Index, ItemSearch, make_index
 from recjax.train.trainer import Trainer
 
 CUTOFFS = (20,)  # that a training measures
@@ -44,9 +44,9 @@ def _vectors(
         if signal := stop():
             raise StopRequested(signal)
         now = state if tier is None else tier.view(state, stream.latest.routed.admission)
-        found = trainer.vectors_program(now, inputs)
+        vectors, _ = trainer.vectors_program(now, inputs)
         watchdog.phase("wait")
-        yield found[0]
+        yield vectors
 
 
 def best_items(
@@ -66,7 +66,7 @@ def best_items(
       state: its weights.
       known: its users and items.
       index: the items' vectors.
-      users: known ones, ascending.
+      users: known ones.
       excluded: pairs that are left out.
       k: items of a user.
       stop: as for `Trainer.train_inputs`.
@@ -75,24 +75,10 @@ def best_items(
       For up to USERS users: them, [n]; their items, int64 [n, k], -1 where there are no more; and the scores.
     """
     rows = take(known.users, np.searchsorted(known.ids(known.user, known.users), users))
-    search = Search(index, k)
-    parts = (vectors[0] for vectors in _vectors(trainer, state, rows, USERS, stop))
-    yield from _searched(search, parts, users, excluded)
-
-
-def _searched(
-    search: Search, vectors: Iterator[jax.Array], users: np.ndarray, excluded: Lists
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """`Search.best` for users, USERS at a time."""
     groups = [users[start : start + USERS] for start in range(0, len(users), USERS)]
-
-    def parts() -> Iterator[tuple[jax.Array, np.ndarray, np.ndarray]]:
-        for group, of_group in zip(groups, vectors, strict=True):
-            who, items = excluded.between(int(group[0]), int(group[-1]))
-            there = np.isin(who, group)
-            yield of_group, np.searchsorted(group, who[there]), items[there]
-
-    for group, (items, scores) in zip(groups, search.best(parts()), strict=True):
+    vectors = (both[0] for both in _vectors(trainer, state, rows, USERS, stop))
+    parts = ((of_group, *excluded.of_users(group)) for group, of_group in zip(groups, vectors, strict=True))
+    for group, (items, scores) in zip(groups, ItemSearch(index, k).best(parts), strict=True):
         yield group, items[: len(group)].astype(np.int64), scores[: len(group)]
 
 
@@ -143,7 +129,7 @@ def popularity(trainer: Trainer, split: str, cutoffs: Sequence[int] = CUTOFFS) -
     ordered = items[np.argsort(-counts_V[items], kind="stable")]
     k, ranking = max(cutoffs), Ranking(cutoffs, known.rows(known.item))
     for user in right.users:
-        _, seen = right.excluded.between(user, user)
+        _, seen = right.excluded.of_users(np.array([user]))
         head = ordered[: k + len(seen)]
         listed = np.full((1, k), -1, np.int64)
         rest = head[~np.isin(head, seen)][:k]
@@ -172,7 +158,7 @@ class _Right:
         self._items = known.items.size
 
     def hits(self, users: np.ndarray, items_UxK: np.ndarray) -> np.ndarray:
-        """Which items of these users' lists are right: bool [n, K]."""
+        """Returns which items of these users' lists are right: bool [n, K]."""
         return self._lists.holds(users[:, None], items_UxK) & (items_UxK >= 0)
 
     def numbers(self, users: np.ndarray) -> np.ndarray:

@@ -68,9 +68,9 @@ class Forward:
         """
         return self._run(params, kept, looked_up, tables, inputs)[0]
 
-    def vectors(self, params: Any, kept: Any, looked_up: LookedUp, tables: Tables | None, inputs: StepInputs) -> Any:
+    def vectors(self, params: Any, others: Any, looked_up: LookedUp, tables: Tables | None, inputs: StepInputs) -> Any:
         """Vectors of one device's users and items, [b, E] each, of a model of two sides; arguments as for `outputs`."""
-        return self._run(params, kept, looked_up, tables, inputs, vectors=True)[0][:2]
+        return self._run(params, others, looked_up, tables, inputs, vectors=True)[0][:2]
 
     def _run(
         self,

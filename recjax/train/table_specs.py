@@ -19,7 +19,6 @@ from recjax.embedding.plan import Plan
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.models.layers import LINEAR
-from recjax.models.two_tower import DRAWN
 from recjax.settings.values import either
 from recjax.utils.text import near
 
@@ -71,10 +70,6 @@ def specs(
         for spec in tuple(features):
             first = dataclasses.replace(spec, name=spec.name + LINEAR, table=spec.table + LINEAR, source=spec.name)
             features.append(dataclasses.replace(first, pooling="sum") if spec.pooling == "none" else first)
-    if getattr(config.model, "two_sided", False) and (drawn := config.model.loss.negatives):
-        item = (config.model.item or (getattr(config.data, "item", ""),))[0]
-        if item in table_of:
-            features.append(FeatureSpec(item + DRAWN, table_of[item], drawn, "none"))
     names = [t.name for t in tables]
     for name, own in embedding.tables.items():
         if name not in names:

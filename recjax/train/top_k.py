@@ -89,7 +89,7 @@ def _joined(mesh: Mesh, parts: list[jax.Array]) -> jax.Array:
     return joined
 
 
-class Search:
+class ItemSearch:
     """Finds the best items of an index, a part of the users at a time."""
 
     def __init__(self, index: Index, k: int) -> None:
@@ -115,7 +115,8 @@ class Search:
         """
         before: Any = None
         for vectors, users, items in parts:
-            now = self._program(self._index.vectors, self._index.items, vectors, *self._spread(users, items))
+            out_users, out_places = self._spread(users, items)
+            now = self._program(self._index.vectors, self._index.items, vectors, out_users, out_places)
             if before is not None:
                 yield self._on_host(before)
             before = now
@@ -140,8 +141,8 @@ class Search:
         own = entries.reshape(2, N, blocks, -1)[:, share.first : share.first + share.count]
         return put_share((own[0], own[1]), index.mesh)
 
-    def _on_host(self, found: tuple[jax.Array, jax.Array]) -> tuple[np.ndarray, np.ndarray]:
-        items, scores = map(np.asarray, found)
+    def _on_host(self, lists: tuple[jax.Array, jax.Array]) -> tuple[np.ndarray, np.ndarray]:
+        items, scores = map(np.asarray, lists)
         if np.isnan(scores).any():
             raise TrainingError(
                 "some scores are not numbers: vectors of this checkpoint overflow, or have values that are not finite. "
@@ -191,7 +192,7 @@ def _program(mesh: Mesh, k: int, C: int) -> Any:
 
 
 def _candidates(scores_UxC: jax.Array, items_C: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """Those of a block among which its k best are, in its order: scores and items, [U, c] each.
+    """Selects those of a block among which its k best are, in its order: scores and items, [U, c] each.
 
     They are in the k runs of neighbours with the highest maximum: in each of these is one as good as any in another
     run, and of equal ones these come first.

@@ -56,7 +56,7 @@ from recjax.train.state import EMPTY, HostState, TrainState
 from recjax.train.step import Metrics, StepOptions, make_predict, make_train_step, rated
 from recjax.train.table_specs import dims, refuse_reduced
 from recjax.train.tasks import Tasks, choice_of, outputs_for, tasks_of
-from recjax.train.two_sided import is_two_sided, refuse_pairs_alone, refuse_what_does_not_go, sides_of
+from recjax.train.two_sided import refuse_what_does_not_go, sides_of
 from recjax.utils.lazy_arrays import load
 
 
@@ -271,7 +271,7 @@ class Trainer(InputStreams):
     @property
     def ranks(self) -> bool:
         """True if the model is of two sides: it finds items for users, and its ranking of them is measured."""
-        return is_two_sided(self.config)
+        return bool(getattr(self.config.model, "two_sided", False))
 
     @functools.cached_property
     def known(self) -> Known:
@@ -386,6 +386,17 @@ class _Predicted:
     needs: dict[str, jax.Array]
 
 
+def _refuse_pairs_alone(config: RunConfig, source: BlockSource) -> None:
+    """Refuses rows without a label, pairs of a user and an item, for a model that tells labels apart (ConfigError)."""
+    options = getattr(source, "about", {}).get("options", {})
+    if options.get("item") and not options.get("label"):
+        raise ConfigError(
+            f"each row is a {options['user']} and a {options['item']} that belong together, with no label, and "
+            f"model={config.model.kind} learns to tell labels apart. Give data.label=COLUMN, or model=two_tower, which "
+            "learns from pairs alone."
+        )
+
+
 def assemble_trainer(
     config: RunConfig,
     source: BlockSource,
@@ -418,13 +429,14 @@ def assemble_trainer(
         jax.config.update("jax_enable_x64", True)
     dtype = jnp.float64 if config.compute_dtype == "float64" else jnp.float32
     tasks = tasks_of(config, source.schema)
-    choice_of(config.train.choose_by, tasks, ranks=is_two_sided(config))
+    two_sided = getattr(config.model, "two_sided", False)
+    choice_of(config.train.choose_by, tasks, ranks=two_sided)
     sides: dict[str, Any] = {}  # what a model asks of the data beside sizes
-    if is_two_sided(config):
+    if two_sided:
         refuse_what_does_not_go(config, source.schema)
         sides["sides"] = sides_of(config, source.schema)
     else:
-        refuse_pairs_alone(config, source)
+        _refuse_pairs_alone(config, source)
     if getattr(config.model, "grouped", False):
         sides["groups"] = source.schema.groups
     build = functools.partial(
@@ -483,7 +495,7 @@ def assemble_trainer(
         per_sample=per_sample,
         late=train.dense_delay > 0,
         frozen=train.freezes_dense,
-        batch_loss=getattr(config.model, "loss", None) if is_two_sided(config) else None,
+        batch_loss=getattr(config.model, "loss", None) if two_sided else None,
         tx_of=None if train.freezes_dense or not isinstance(train.optimizer, DenseRule) else train.optimizer.build,
     )
     return Trainer(

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from recjax.config.run import RunConfig
+from recjax.config.run import RunConfig, TableConfig
 from recjax.data import counter_rng
-from recjax.data.batch import Bags, Batch, Schema
+from recjax.data.batch import ANY_ID, Bags, Batch, Schema
 from recjax.data.source import BlockSource, has_blocks
+from recjax.embedding.spec import FeatureSpec
 from recjax.errors import ConfigError
 from recjax.models.two_tower import DRAWN, Side, Sides
 from recjax.train.table_specs import nearest_names
@@ -19,24 +20,8 @@ _DRAWING = 0xD4A3  # purpose of random numbers
 _DRAWN_TOGETHER = 256  # samples whose items are drawn together; part of what a seed means
 
 
-def is_two_sided(config: RunConfig) -> bool:
-    """Returns whether the model has a vector for the user and one for the item, and learns from pairs alone."""
-    return bool(getattr(config.model, "two_sided", False))
-
-
-def refuse_pairs_alone(config: RunConfig, source: BlockSource) -> None:
-    """Refuses rows without a label, pairs of a user and an item, for a model that tells labels apart (ConfigError)."""
-    options = getattr(source, "about", {}).get("options", {})
-    if options.get("item") and not options.get("label"):
-        raise ConfigError(
-            f"each row is a {options['user']} and a {options['item']} that belong together, with no label, and "
-            f"model={config.model.kind} learns to tell labels apart. Give data.label=COLUMN, or model=two_tower, which "
-            "learns from pairs alone."
-        )
-
-
 def sides_of(config: RunConfig, schema: Schema) -> Sides:
-    """What the user's side and the item's see, "user" and "item", of a model of two sides.
+    """The features that the user's side and the item's see, "user" and "item", of a model of two sides.
 
     Raises:
       ConfigError: a side has no feature that tells users, or items, apart; a name is no feature, or one of both sides;
@@ -78,9 +63,19 @@ def sides_of(config: RunConfig, schema: Schema) -> Sides:
     return sides
 
 
+def add_drawn(config: RunConfig, schema: Schema, features: tuple[FeatureSpec, ...]) -> tuple[FeatureSpec, ...]:
+    """The lookups of a training, with that of items that its loss draws, in the table of its items."""
+    model: Any = config.model
+    if not model.loss.negatives:
+        return features
+    name = sides_of(config, schema)["item"].features[0]
+    item = next(feature for feature in features if feature.name == name)
+    return (*features, FeatureSpec(name + DRAWN, item.table, model.loss.negatives, "none"))
+
+
 @dataclasses.dataclass(frozen=True)
 class ItemKeys:
-    """What a loss over the batch must know of items.
+    """The facts about items that a loss over the batch must know.
 
     Attributes:
       feature: which tells items apart.
@@ -114,9 +109,9 @@ class ItemKeys:
     def with_drawn(self, batch: Batch, trains: bool) -> Batch:
         """The batch with a bag of drawn items for each sample, by the seed and its place in the training alone.
 
-        Predictions need none: theirs are all the same.
+        Predictions need none: theirs are all the same. One that has such a bag keeps it.
         """
-        if not self.negatives:
+        if not self.negatives or self.feature + DRAWN in batch.bags:
             return batch
         ids_BxM = np.zeros((batch.size, self.negatives), np.int64)
         if trains and batch.size:
@@ -129,11 +124,10 @@ class ItemKeys:
         return batch.with_bags({**batch.bags, self.feature + DRAWN: Bags(ids_BxM)})
 
 
-def item_keys(config: RunConfig, source: BlockSource) -> ItemKeys | None:
-    """The keys of a run's items; None for a model that is not of two sides."""
-    if not is_two_sided(config):
-        return None
-    feature, loss = sides_of(config, source.schema)["item"].features[0], config.model.loss
+def item_keys(config: RunConfig, source: BlockSource) -> ItemKeys:
+    """The keys of the items of a run of a model of two sides."""
+    model: Any = config.model
+    feature, loss = sides_of(config, source.schema)["item"].features[0], model.loss
     rows = source.schema.feature(feature).rows
     counts_V = count_items(source, feature) if has_blocks(source) else np.ones(rows, np.int64)
     items = np.flatnonzero(counts_V)
@@ -169,7 +163,14 @@ def refuse_what_does_not_go(config: RunConfig, schema: Schema) -> None:
             f"train.replica_sync={config.train.replica_sync} gives each replica group tables of its own, but "
             f"model={kind} scores users of one group against items of all. Set train.replica_sync=exact."
         )
-    loss, sides = config.model.loss, sides_of(config, schema)
+    model: Any = config.model
+    loss, sides = model.loss, sides_of(config, schema)
+    item = sides["item"].features[0]
+    if config.embedding.tables.get(item, TableConfig()).ids or schema.feature(item).rows == ANY_ID:
+        raise ConfigError(
+            f"embedding.tables.{item}.ids=dynamic gives rows to items in the course of the training, and model={kind} "
+            "must know all of them to count and to rank them. Prepare the data with a vocabulary for the item."
+        )
     if loss.negatives and (len(sides["item"].features) > 1 or sides["item"].dense):
         further = [*sides["item"].features[1:], *(schema.dense[place] for place in sides["item"].dense)]
         raise ConfigError(

@@ -2,40 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from support.problems import equations, mesh_of
 
-from recjax.models.batch_losses import BatchSoftmax, Bpr, CosineContrastive, Pairs
+from recjax.models.batch_losses import BatchSoftmax, Bpr, CalibratedBce, CosineContrastive, Drawn, Pairs
 from recjax.parallel.mesh import BATCH_AXES
 
 B, E = 24, 5
 LOSSES = [
     BatchSoftmax(temperature=0.3),
     BatchSoftmax(temperature=2.0, log_q=False),
-    Bpr(),
-    CosineContrastive(margin=0.1, weight=7.0),
+    BatchSoftmax(temperature=0.5, negatives=2),
+    BatchSoftmax(temperature=0.5, negatives=3, in_batch=False),
+    Bpr(0),
+    Bpr(2),
+    CosineContrastive(0, margin=0.1, weight=7.0),
+    CosineContrastive(1, margin=-0.2, weight=3.0),
+    CalibratedBce(0),
+    CalibratedBce(2, t=0.6),
 ]
+M = 3  # most that are drawn
+ITEMS = 9
 
 
 def make_pairs(seed: int = 0) -> dict[str, np.ndarray]:
-    """Users, items, weights of which some are 0, ids of which some are equal, and logarithms of shares."""
+    """Users, items, weights of which some are 0, ids of which some are equal, and logarithms of shares; drawn items."""
     rng = np.random.default_rng(seed)
-    ids = rng.integers(0, 9, B).astype(np.int32)
-    vectors = rng.normal(size=(9, E))
+    ids, drawn = rng.integers(0, ITEMS, B).astype(np.int32), rng.integers(0, ITEMS, (B, M)).astype(np.int32)
+    vectors, log_q = rng.normal(size=(ITEMS, E)), np.log(rng.dirichlet(np.ones(ITEMS)))
     weights = rng.uniform(0.5, 2, B) * (rng.uniform(size=B) > 0.2)
     return {
         "user": rng.normal(size=(B, E)),
         "item": vectors[ids],
         "weights": weights,
         "ids": ids,
-        "log_q": np.log(rng.dirichlet(np.ones(9)))[ids],
+        "log_q": log_q[ids],
+        "drawn": vectors[drawn],
+        "drawn_ids": drawn,
+        "drawn_log_q": log_q[drawn],
     }
+
+
+def for_loss(loss: Any, pairs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """As many drawn items as the loss asks for; for the calibrated one each with the share that all have."""
+    m = loss.negatives
+    pairs = pairs | {name: pairs[name][:, :m] for name in ("drawn", "drawn_ids", "drawn_log_q")}
+    if isinstance(loss, CalibratedBce) and m:
+        pairs["drawn_log_q"] = np.full((B, m), np.log(m / 40))
+    return pairs
 
 
 def by_hand(loss: Any, pairs: dict[str, np.ndarray]) -> float:
@@ -45,36 +65,57 @@ def by_hand(loss: Any, pairs: dict[str, np.ndarray]) -> float:
     for i in range(B):
         if weights[i] == 0:
             continue
-        others = [j for j in range(B) if weights[j] > 0 and ids[j] != ids[i]]
-        own, against = user[i] @ item[i], np.array([user[i] @ item[j] for j in others])
+        others = []
+        for j in range(B):
+            if weights[j] == 0:
+                continue
+            if loss.in_batch:
+                others.append((ids[j], item[j], log_q[j]))
+            others += [
+                (pairs["drawn_ids"][j, n], pairs["drawn"][j, n], pairs["drawn_log_q"][j, n])
+                for n in range(loss.negatives)
+            ]
+        others = [other for other in others if other[0] != ids[i]]
+        own, against = user[i] @ item[i], np.array([user[i] @ vector for _, vector, _ in others])
         if isinstance(loss, BatchSoftmax):
-            shift = log_q if loss.log_q else np.zeros(B)
-            logits = np.array([own / loss.temperature - shift[i], *(against / loss.temperature - shift[others])])
+            shift = np.array([log_q[i], *(q for *_, q in others)]) * loss.log_q
+            logits = np.array([own, *against]) / loss.temperature - shift
             value = np.log(np.exp(logits).sum()) - logits[0]
         elif isinstance(loss, Bpr):
             value = np.mean(-np.log(1 / (1 + np.exp(-(own - against)))))
+        elif isinstance(loss, CalibratedBce):
+            share = min(len(others) / (40 - 1), 1) if loss.negatives else 1
+            factor = share * (loss.t * (1 - 1 / share) + 1 / share)
+            value = -factor * np.log(1 / (1 + np.exp(-own))) - np.log(1 - 1 / (1 + np.exp(-against))).sum()
+            value /= len(others) + 1
         else:
             value = 1 - own + loss.weight * np.mean(np.maximum(0, against - loss.margin))
         total += weights[i] * value
     return float(total)
 
 
-def on_mesh(
-    loss: Any, pairs: dict[str, np.ndarray], devices: int, **options: Any
-) -> tuple[float, np.ndarray, np.ndarray]:
-    """The sum over all devices, and its gradients by users and items."""
+def make_device_pairs(loss: Any, arrays: Sequence[Any], **options: Any) -> Pairs:
+    """The pairs of one device, of the arrays of `make_pairs` in their order."""
+    drawn = Drawn(*arrays[5:]) if loss.negatives else None
+    user, item, weights, ids, log_q = arrays[:5]
+    return Pairs(user, item, weights, ids, log_q, drawn, **options)
 
-    def local(user: Any, item: Any, weights: Any, ids: Any, log_q: Any) -> Any:
-        def of(user: Any, item: Any) -> Any:
-            return loss.sum_losses(Pairs(user, item, weights, ids, log_q, **options))
 
-        value, gradients = jax.value_and_grad(of, argnums=(0, 1))(user, item)
+def on_mesh(loss: Any, pairs: dict[str, np.ndarray], devices: int, **options: Any) -> tuple[Any, ...]:
+    """The sum over all devices, and its gradients by users, items and drawn items."""
+
+    def local(*arrays: Any) -> Any:
+        def value_of(user: Any, item: Any, drawn: Any) -> Any:
+            moved = [user, item, *arrays[2:5], drawn, *arrays[6:]]
+            return loss.sum_losses(make_device_pairs(loss, moved, **options))
+
+        value, gradients = jax.value_and_grad(value_of, argnums=(0, 1, 2))(arrays[0], arrays[1], arrays[5])
         return jax.lax.psum(value, BATCH_AXES), *gradients
 
     spread = P(BATCH_AXES)
-    step = jax.shard_map(local, mesh=mesh_of(devices), in_specs=(spread,) * 5, out_specs=(P(), spread, spread))
-    value, user, item = jax.jit(step)(*pairs.values())
-    return float(value), np.asarray(user), np.asarray(item)
+    step = jax.shard_map(local, mesh=mesh_of(devices), in_specs=(spread,) * 8, out_specs=(P(), *(spread,) * 3))
+    value, *gradients = jax.jit(step)(*for_loss(loss, pairs).values())
+    return float(value), *map(np.asarray, gradients)
 
 
 @pytest.mark.full
@@ -84,16 +125,17 @@ def test_the_loss_and_its_gradients_are_those_of_the_formula(loss: Any, devices:
     with jax.enable_x64(True):
         pairs = make_pairs()
         value, *gradients = on_mesh(loss, pairs, devices)
+    pairs = for_loss(loss, pairs)
     assert value == pytest.approx(by_hand(loss, pairs), rel=1e-12)
     rng = np.random.default_rng(1)
-    for name, gradient in zip(("user", "item"), gradients, strict=True):
-        for i, e in zip(rng.integers(0, B, 8), rng.integers(0, E, 8), strict=True):
+    for name, gradient in zip(("user", "item", "drawn"), gradients, strict=True):
+        for place in {tuple(rng.integers(0, n) for n in gradient.shape) for _ in range(8) if gradient.size}:
             ends = []
             for change in (1e-6, -1e-6):
                 moved = pairs[name].copy()
-                moved[i, e] += change
+                moved[place] += change
                 ends.append(by_hand(loss, pairs | {name: moved}))
-            assert gradient[i, e] == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-6, abs=1e-7)
+            assert gradient[place] == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-6, abs=1e-7)
 
 
 @pytest.mark.full
@@ -102,21 +144,26 @@ def test_blocks_of_users_change_nothing_and_bound_the_scores(loss: Any) -> None:
     with jax.enable_x64(True):
         pairs = make_pairs(3)
         whole = on_mesh(loss, pairs, 2)
-        few = {"scores_at_once": 5 * B // 2}
+        candidates = B // 2 * (loss.in_batch + loss.negatives)
+        few = {"scores_at_once": 5 * candidates}
         blocks = on_mesh(loss, pairs, 2, **few)
         spread = P(BATCH_AXES)
-        local = jax.grad(lambda u, v, w, i, q: loss.sum_losses(Pairs(u, v, w, i, q, **few)))
-        mapped = jax.shard_map(local, mesh=mesh_of(2), in_specs=(spread,) * 5, out_specs=spread)
-        sizes = [v.aval.size for e in equations(jax.make_jaxpr(mapped)(*pairs.values()).jaxpr) for v in e.outvars]
+        local = jax.grad(lambda *arrays: loss.sum_losses(make_device_pairs(loss, arrays, **few)))
+        mapped = jax.shard_map(local, mesh=mesh_of(2), in_specs=(spread,) * 8, out_specs=spread)
+        traced = jax.make_jaxpr(mapped)(*for_loss(loss, pairs).values())
+        sizes = [v.aval.size for e in equations(traced.jaxpr) for v in e.outvars if v.aval.ndim == 2]
     for one, other in zip(whole, blocks, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
-    assert max(sizes) < B * B // 2
+    assert max(sizes) < max(B * candidates, 8 * B * E)
 
 
 def test_a_pair_without_weight_counts_neither_as_pair_nor_as_candidate() -> None:
     """Of two pairs one weighs 0: nothing is left to tell the other from."""
-    pairs = {name: x[:2] for name, x in make_pairs().items()}
+    pairs = {name: x[:2].astype(np.float32) for name, x in make_pairs().items()}
     pairs |= {"weights": np.array([1.0, 0.0]), "ids": np.array([0, 1], np.int32)}
-    value, user, item = on_mesh(BatchSoftmax(), {name: jnp.asarray(x) for name, x in pairs.items()}, 1)
-    assert value == 0
-    assert not user.any() and not item.any()
+    pairs |= {"weights": pairs["weights"].astype(np.float32), "drawn_ids": pairs["drawn_ids"].astype(np.int32)}
+    for loss in (BatchSoftmax(), Bpr(0), CosineContrastive(0)):
+        value, user, item, _ = on_mesh(loss, pairs, 1)
+        nothing = 0 if isinstance(loss, BatchSoftmax | Bpr) else 1 - pairs["user"][0] @ pairs["item"][0]
+        assert value == pytest.approx(nothing, abs=1e-6)
+        assert not user[1].any() and not item[1].any()

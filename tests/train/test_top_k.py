@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from support.problems import mesh_of
 
 from recjax.parallel.mesh import BATCH_AXES
-from recjax.train.top_k import USERS, Search, make_index
+from recjax.train.top_k import USERS, ItemSearch, make_index
 
 
 def search(
@@ -30,7 +30,7 @@ def search(
         of_group = users[start : start + USERS]
         who, item = np.nonzero(out[start : start + USERS])
         groups.append((padded(of_group, -(-USERS // devices) * devices), who, item))
-    found = list(Search(index, k).best(groups))
+    found = list(ItemSearch(index, k).best(groups))
     n = len(users)
     return np.concatenate([x for x, _ in found])[:n], np.concatenate([s for _, s in found])[:n]
 

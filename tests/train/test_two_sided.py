@@ -62,19 +62,30 @@ class Source:
 def make_problem(loss: Any) -> Problem:
     """Some steps of two towers that see all features."""
     source: Any = Source(B * STEPS)
-    model = TwoTowerConfig(user=("user", "country"), item=("item", "tags"), layers=(6, 4), loss=loss)
+    item = ("item",) if loss.negatives else ("item", "tags")
+    user = ("user", "country", *({"tags"} - {*item}))
+    model = TwoTowerConfig(user=user, item=item, layers=(6, 4), loss=loss)
     tables = tuple(TableSpec(f.name, f.rows, 5, RowWiseAdagrad(0.1), 0.5) for f in SCHEMA.features)
     features = tuple(FeatureSpec(f.name, f.name, f.bag, "sum") for f in SCHEMA.features)
+    if loss.negatives:
+        features += (FeatureSpec("item.drawn", "item", loss.negatives, "none"),)
     batches = [between(source.rows, step * B, (step + 1) * B) for step in range(STEPS)]
+    keys = item_keys(RunConfig(model=model), source)
+    batches = [keys.with_drawn(batch, trains=True) for batch in batches]
     problem = Problem(batches, B, tables, features, model, 0, optax.sgd(0.05), source=source)
     problem.options = StepOptions(batch_loss=loss)
-    keys = item_keys(RunConfig(model=model), source)
-    assert keys is not None
     each = [keys.of(batch) for batch in batches]
     ids_SxB, log_q_SxB = (np.stack([of[name] for of in each]) for name in ("ids_B", "log_q_B"))
     counted = (source.rows.labels > 0) & (source.rows.weights > 0)
     shares = np.bincount(source.rows.bags["item"].ids[counted, 0], minlength=ITEMS) / counted.sum()
-    np.testing.assert_allclose(np.exp(log_q_SxB), shares[ids_SxB])
+    if loss.negatives:  # each known item is drawn as often, and those alone
+        drawn_SxN = np.stack([of["drawn_BxM"].ravel() for of in each])
+        assert set(drawn_SxN.ravel().tolist()) <= set(np.flatnonzero(shares).tolist())
+        assert len({drawn.tobytes() for drawn in drawn_SxN}) == STEPS
+    else:
+        np.testing.assert_allclose(np.exp(log_q_SxB), shares[ids_SxB])
+
+    sides = {"user": user, "item": item}
 
     def vectors(dense: Any, side: str, parts: list[Any]) -> Any:
         hidden = jnp.concatenate(parts, axis=1)
@@ -85,15 +96,21 @@ def make_problem(loss: Any) -> Problem:
         return hidden / jnp.linalg.norm(hidden, axis=1, keepdims=True)
 
     def truth(dense: Any, kept: Any, x: Any, pooled: Any, y: Any, w: Any, step: Any) -> Any:
-        user = vectors(dense, "user", [pooled["user"], pooled["country"]])
-        item = vectors(dense, "item", [pooled["item"], pooled["tags"]])
+        user_side, item_side = (vectors(dense, side, [pooled[name] for name in names]) for side, names in sides.items())
         ids, log_q, w = jnp.asarray(ids_SxB)[step], jnp.asarray(log_q_SxB)[step], w * y
-        scores, own = user @ item.T, jnp.sum(user * item, axis=1)
-        other = (w[None] > 0) & (ids[:, None] != ids[None])
+        own = jnp.sum(user_side * item_side, axis=1)
+        of_candidates, candidates, counts = ids, item_side, w > 0
+        if loss.negatives:
+            rows = pooled["item.drawn"].rows_BxHxD
+            candidates = vectors(dense, "item", [rows.reshape(-1, rows.shape[2])])
+            of_candidates, counts = jnp.asarray(drawn_SxN)[step], jnp.repeat(counts, loss.negatives)
+            log_q = jnp.zeros(1)  # all alike: it moves no loss
+        scores = user_side @ candidates.T
+        other = counts[None] & (ids[:, None] != of_candidates[None])
         if isinstance(loss, BatchSoftmax):
             logits = jnp.where(other, scores / loss.temperature - log_q[None], -1e30)
-            mine = own / loss.temperature - log_q
-            each = jnp.logaddexp(jnp.log(jnp.sum(jnp.exp(logits), axis=1)), mine) - mine
+            own_logit = own / loss.temperature - log_q
+            each = jnp.logaddexp(jnp.log(jnp.sum(jnp.exp(logits), axis=1)), own_logit) - own_logit
         else:
             pushed = jnp.where(other, jnp.maximum(scores - loss.margin, 0), 0)
             each = 1 - own + loss.weight * jnp.sum(pushed, axis=1) / jnp.sum(other, axis=1, dtype=float)
@@ -103,7 +120,14 @@ def make_problem(loss: Any) -> Problem:
     return problem
 
 
-@pytest.mark.parametrize("loss", [BatchSoftmax(0.2), CosineContrastive(0.1, 5.0)], ids=lambda loss: loss.kind)
+LOSSES = [
+    BatchSoftmax(0.2),
+    CosineContrastive(0, margin=0.1, weight=5.0),
+    BatchSoftmax(0.3, in_batch=False, negatives=2),
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=["softmax", "ccl", "drawn"])
 def test_training_is_that_of_the_oracle_on_any_mesh(loss: Any) -> None:
     with jax.enable_x64(True):
         problem = make_problem(loss)
@@ -127,7 +151,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows.writerow(["who", "sku", "when"])
         for when in range(3000):
             user = int(rng.integers(0, 60))
-            rows.writerow([f"u{user}", 1000 + user % 4 + 4 * int(rng.integers(0, 20)), when])
+            rows.writerow([f"u{user}", 1000 + user % 4 + 4 * int(rng.integers(0, 80)), when])
     return file
 
 
@@ -210,11 +234,13 @@ MISTAKES = [
         ["train", "two_tower", "data.from={table}", "data.user=who", "data.item=sku", "data.columns=when:dense"],
         "of neither side",
     ),
-    (["train", "two_tower", "data.from={table}", "data.label=sku:number"], "learns from rows whose one label is 1"),
+    (["train", "two_tower", "data.from={table}", "data.label=sku:number"], "nothing says which feature is the user"),
     (["train", "table", "data.from={ones}", "data.label=one"], "recjax train two_tower data.from=FILE"),
     (["{train}", "train.accumulate=2"], "train.accumulate=2 works on a batch in parts"),
     (["{train}", "mesh.devices=2", "mesh.replicas=2", "train.replica_sync=never"], "replica group tables of its own"),
     (["{train}", "model.loss.temperature=0"], "temperature is 0"),
+    (["{train}", "embedding.tables.sku.ids=dynamic"], "must know all of them"),
+    (["{train}", "model.loss.in_batch=false"], "there are no candidates"),
     (["{train}", "train.choose_by=logloss"], "'logloss' is not measured"),
     (["{train}", "model.item=sku,sku"], "both name|twice"),
     (["eval", "{run}", "--top", "20"], "--topk 20"),
@@ -242,7 +268,7 @@ def test_mistakes_are_answered_in_a_paragraph(
         "ones": tmp_path / "ones.csv",
         "new": tmp_path / "new.csv",
     }
-    words = []
+    words: list[Any] = []
     for argument in arguments:
         words += command if argument == "{train}" else [argument.format(**places)]
     if words[0] == "train":

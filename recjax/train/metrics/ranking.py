@@ -52,14 +52,14 @@ class Ranking:
             hits_Uxk, so_far_Uxk = hits_UxK[:, :k], so_far_UxK[:, :k]
             number_U = hits_Uxk.sum(axis=1)
             first_U = np.where(number_U > 0, np.argmax(hits_Uxk, axis=1) + 1, np.inf)
-            each = {
+            values = {
                 "recall": number_U / right_U,
                 "ndcg": hits_Uxk @ gain_K[:k] / ideal_K[np.minimum(right_U, k) - 1],
                 "hit": number_U > 0,
                 "mrr": 1 / first_U,
                 "map": np.where(hits_Uxk, so_far_Uxk / rank_K[:k], 0).sum(axis=1) / right_U,
             }
-            for name, value_U in each.items():
+            for name, value_U in values.items():
                 self._sums[f"{name}@{k}"] += float(value_U.sum(dtype=np.float64))
             listed = items_UxK[:, :k].ravel()
             self._listed[k][listed[listed >= 0]] = True
