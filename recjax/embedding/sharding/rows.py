@@ -25,12 +25,13 @@ import numpy as np
 from recjax import kernels
 from recjax.embedding.exchange import all_to_all, exchange_rows, extents_of, fetch_rows
 from recjax.embedding.layout import Group
-from recjax.embedding.optim import RowWiseAdagrad, Slots
+from recjax.embedding.optim import Adagrad, RowWiseAdagrad, Sgd, Slots, SparseOptimizer
 from recjax.embedding.residuals import FetchResiduals, Proposed, SparseGradient, UpdateContext
 from recjax.embedding.routing.hierarchical import reduce_within_host, scatter_within_host
 from recjax.embedding.routing.routed import GroupRouting
 from recjax.embedding.sharding.base import Sharding
 from recjax.embedding.sharding.local import asked_rows, gather_local, in_place, summed_over_devices
+from recjax.gpu_kernels.row_update import RowRule, update_in_place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +110,16 @@ class RowSharding(Sharding):
         proposed: Proposed,
         ok: jax.Array,
     ) -> tuple[jax.Array, Slots]:
-        """Like `Sharding.write`; row-wise Adagrad in one pass of a kernel, where there is one."""
+        """Like `Sharding.write`; in one pass of a kernel, where there is one for the rule."""
         rule = group.optimizer
+        whole_rows = group.lines is None and not group.divides_row_means
+        on_gpu = whole_rows and kernels.available_on_gpu(table_RxW.dtype, group.width, table_RxW.size)
+        if on_gpu and (constants := _gpu_rule(rule)) is not None:
+            with jax.named_scope("sparse_update"):
+                scalars = (self.scale(group, context), context.rate * rule.learning_rate, ok)
+                sums = slots_R.get("sum_of_squares")
+                table_RxW, sums = update_in_place(table_RxW, sums, gradient.touched, gradient.sums, scalars, constants)
+                return table_RxW, slots_R if sums is None else {"sum_of_squares": sums}
         own_mean = isinstance(rule, RowWiseAdagrad) and not group.divides_row_means  # which the kernel makes itself
         if not own_mean or rule.every_row or not in_place(group, table_RxW):
             return super().write(group, table_RxW, slots_R, gradient, context, proposed, ok)
@@ -126,3 +135,14 @@ class RowSharding(Sharding):
                 weight_decay=rule.weight_decay,
             )
             return table_RxW, {"sum_of_squares": sums_R}
+
+
+def _gpu_rule(rule: SparseOptimizer) -> RowRule | None:
+    """Returns a rule as the kernel for GPUs takes it; None if it knows none like it."""
+    if getattr(rule, "every_row", True):
+        return None
+    if isinstance(rule, Adagrad):
+        return RowRule("rowwise_adagrad" if rule.row_wise else "adagrad", rule.eps, rule.l2, rule.weight_decay)
+    if isinstance(rule, Sgd) and not rule.momentum:
+        return RowRule("sgd", 0.0, rule.l2, rule.weight_decay)
+    return None
