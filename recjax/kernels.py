@@ -77,6 +77,18 @@ def available(dtype: DTypeLike) -> bool:
     return supported and not _off and installed() and target_platform() == "cpu"
 
 
+def available_on_gpu(dtype: DTypeLike, width: int, size: int) -> bool:
+    """Returns whether the kernels of `recjax.gpu_kernels` are to compute: on a mesh of GPUs, unless kernels are off.
+
+    Args:
+      dtype: of the values; float32 alone.
+      width: columns of a row: 16, 32, 64 or 128.
+      size: values of the largest array, whose places are int32.
+    """
+    fits = jnp.dtype(dtype) == jnp.float32 and width in (16, 32, 64, 128) and size < 2**31
+    return fits and not _off and os.environ.get(CHOICE, "") != "off" and target_platform() == "gpu"
+
+
 def distinct(keys_L: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray] | None:
     """Like `recjax.embedding.routing.sorting.distinct`; None if the kernels are not to be had. Starts no back end."""
     if _off or not installed():

@@ -29,11 +29,15 @@ from support.problems import (
 )
 from support.routing import apart
 
+from recjax import kernels
 from recjax.data.synthetic.clicks import Synthetic
-from recjax.embedding.optim import Adagrad, Adam, Ftrl, PartialRowWiseAdam, RowWiseAdagrad, Sgd
+from recjax.embedding.optim import Adagrad, Adam, Ftrl, OptimizerContext, PartialRowWiseAdam, RowWiseAdagrad, Sgd
+from recjax.embedding.segment_sums import segment_sums
 from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.gpu_kernels.row_update import RowRule, update_in_place
 from recjax.models.dense import THREE_PASSES, Precision, Rounding, dense
 from recjax.models.dlrm import DLRMConfig
+from recjax.models.layers import dot_interaction
 from recjax.parallel.mesh import Share
 from recjax.train.routers import DeviceRouter, HostRouter, InFlight
 
@@ -168,3 +172,38 @@ def test_atomic_sums_agree_but_for_rounding(gpus: int) -> None:
             state, metrics = trainer.train_step(state, inputs)
         losses.append(float(metrics["loss"]))
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("D", [16, 64, 128])
+def test_kernels_give_what_plain_forms_give(D: int) -> None:
+    rng = np.random.default_rng(0)
+    values, vectors = (rng.normal(size=size).astype(np.float32) for size in ((4096, D), (512, 27, D)))
+    segment = np.sort(np.concatenate([np.full(10_000, 7), rng.integers(0, 3000, 10_000)])).astype(np.int32)
+    source = rng.integers(0, 4096, len(segment)).astype(np.int32)
+
+    def sums(*arrays: Any) -> Any:
+        return jax.jit(lambda v, s, t: segment_sums(v, s, t, None, 3000))(*arrays)
+
+    def interact(x: Any) -> Any:
+        return jax.jit(jax.vjp(dot_interaction, x)[1])(np.ones((512, 351), np.float32))[0]
+
+    table, slot = rng.normal(size=(5000, D)).astype(np.float32), np.ones(5000, np.float32)
+    touched, rate = rng.permutation(5000)[:3000].astype(np.int32), (jnp.float32(0.5), jnp.float32(0.1), jnp.bool_(True))
+    found, again = sums(values, source, segment), sums(values, source, segment)
+    np.testing.assert_array_equal(found, again)
+    operands = [jnp.asarray(x) for x in (table, slot, touched, found)]
+    rows, slots = update_in_place(
+        operands[0], operands[1], operands[2], operands[3], rate, RowRule("rowwise_adagrad", 1e-8)
+    )
+    with kernels.switched_off():
+        jax.clear_caches()
+        plain, square = sums(values, source, segment), interact(vectors)
+    np.testing.assert_allclose(found, plain, rtol=1e-4, atol=1e-4)
+    jax.clear_caches()
+    np.testing.assert_allclose(interact(vectors), square, rtol=1e-4, atol=1e-4)
+    at = OptimizerContext(jnp.int32(0), jnp.float32(1), lambda x: jnp.mean(x, axis=1))
+    expected, moved = RowWiseAdagrad(0.1, eps=1e-8).apply(
+        jnp.asarray(table[touched]), {"sum_of_squares": jnp.asarray(slot[touched])}, found * 0.5, at
+    )
+    np.testing.assert_allclose(np.asarray(rows)[touched], expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(slots)[touched], moved["sum_of_squares"], rtol=1e-5)

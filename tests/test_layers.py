@@ -20,6 +20,7 @@ LAYERS = (
     ("errors",),
     ("utils",),
     ("kernels",),
+    ("gpu_kernels",),
     ("settings",),
     ("parallel",),
     ("data",),

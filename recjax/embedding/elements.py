@@ -12,7 +12,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from recjax.embedding.segment_sums import by_segments, sum_sorted
+from recjax.embedding.segment_sums import by_segments, segment_sums
 
 
 @jax.tree_util.register_dataclass
@@ -112,7 +112,7 @@ def repeat_by_sample(values_bxK: jax.Array, segments_L: jax.Array, samples: int)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _sums(values_LxK: jax.Array, segments_L: jax.Array, samples: int) -> jax.Array:
-    return sum_sorted(segments_L, samples, lambda at_PxK: values_LxK.at[at_PxK].get(mode="fill", fill_value=0))
+    return segment_sums(values_LxK, jnp.arange(len(values_LxK), dtype=jnp.int32), segments_L, None, samples)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from recjax import kernels
 from recjax.embedding.elements import Elements, sum_by_sample
 from recjax.embedding.routing.routed import FeatureRouting
-from recjax.embedding.segment_sums import by_segments, sum_sorted
+from recjax.embedding.segment_sums import by_segments, segment_sums
 from recjax.embedding.spec import FeatureSpec
 
 _TOGETHER = 16  # ids of a bag that are summed in one loop over the samples; more make the program long, not faster
@@ -162,15 +162,7 @@ def _add_by_rows(rows: int, bags: Any, sums_grads: Any) -> jax.Array:
     if given:
         each = [jnp.ones(inverse.shape, given[0].dtype) if w is None else w for inverse, w in bags]
         weights_L = jnp.concatenate([weights.ravel() for weights in each])[order_L]
-
-    def take(at_PxK: jax.Array) -> jax.Array:
-        bag_PxK = bag_L.at[at_PxK].get(mode="fill", fill_value=len(grads_NxD))
-        terms_PxKxD = grads_NxD.at[bag_PxK].get(mode="fill", fill_value=0)
-        if weights_L is None:
-            return terms_PxKxD
-        return terms_PxKxD * weights_L.at[at_PxK].get(mode="fill", fill_value=0)[..., None]
-
-    return sum_sorted(row_L, rows, take)
+    return segment_sums(grads_NxD, bag_L, row_L, weights_L, rows)
 
 
 def _sum(rows_UxD: jax.Array, inverse_NxH: jax.Array, weights_NxH: jax.Array | None) -> jax.Array:

@@ -6,6 +6,8 @@ entries, each of which one thread adds up for each column; the sums of all piece
 next level, where there are 1/PIECE as many. A row that every sample looks up so takes a handful of levels, not a loop
 of as many steps as it has entries, and a row that is looked up once takes one read.
 
+Rows of 16 to 128 float32 numbers are summed by a kernel instead: `recjax/gpu_kernels/row_sums.py`.
+
 On CPUs and TPUs XLA adds scatters up in a fixed order itself; there `segment_sums` is one, piece by piece.
 """
 
@@ -17,6 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from recjax import kernels
+from recjax.gpu_kernels.row_sums import sum_rows
 from recjax.kernels import target_platform
 
 LEAST_TERMS = 4096  # terms that are worth a turn of the loop
@@ -106,6 +110,7 @@ def segment_sums(
     read: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
     size: int | None = None,
     atomics: bool = False,
+    most: int | None = None,
 ) -> jax.Array:
     """Sums rows: result[t] = sum over m with segment[m] = t of weights[m] * values[source[m]].
 
@@ -121,17 +126,21 @@ def segment_sums(
       read: (values, their numbers, of any shape) -> rows as floats, zeros of those from S on; None: as they are.
       size: S, if the rows are not those of an array [S, D].
       atomics: as for `by_segments`.
+      most: as for `sum_sorted`.
 
     Returns:
       [T, D], of the dtype that `read` gives.
     """
-    M, S, read = len(source_M), size or values_SxD.shape[0], read or _rows
+    M, S, plain = len(source_M), size or values_SxD.shape[0], read is None
+    read = read or _rows
     one = jax.eval_shape(read, values_SxD, jax.ShapeDtypeStruct((1,), jnp.int32))
     sums_TxD = jnp.zeros((segments, one.shape[1]), one.dtype)
     piece = min(M, max(segments, LEAST_TERMS))
     if not piece:
         return sums_TxD
     if by_segments(atomics):
+        if plain and kernels.available_on_gpu(values_SxD.dtype, values_SxD.shape[1], values_SxD.size):
+            return sum_rows(values_SxD, source_M, segment_M, weights_M, segments)
 
         def take(at: jax.Array) -> jax.Array:
             found = source_M.at[at].get(mode="fill", fill_value=S)
@@ -140,7 +149,7 @@ def segment_sums(
                 return terms
             return terms * weights_M.at[at].get(mode="fill", fill_value=0)[..., None]
 
-        return sum_sorted(segment_M, segments, take)
+        return sum_sorted(segment_M, segments, take, most)
 
     def add(start: Any, sums_TxD: jax.Array) -> jax.Array:
         def part(x_M: jax.Array) -> jax.Array:

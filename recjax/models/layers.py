@@ -19,6 +19,7 @@ from flax import nnx
 from recjax import kernels
 from recjax.embedding.optim import SparseOptimizer
 from recjax.errors import ConfigError
+from recjax.gpu_kernels import interaction
 from recjax.models.dense import Precision, Rounding, dense, full_precision, rounding
 from recjax.models.products import Products
 from recjax.models.stateful import BatchNorm, Dropout, check_rate
@@ -223,8 +224,10 @@ def dot_interaction(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _dot_interaction(vectors_BxFxD: jax.Array, itself: bool, precision: Rounding) -> jax.Array:
-    i, j = _triangle(vectors_BxFxD.shape[1], itself)
     rounded = rounding(vectors_BxFxD, precision)
+    if _fits_gpu_kernel(vectors_BxFxD):
+        return interaction.multiply_pairs(vectors_BxFxD, itself, rounded)
+    i, j = _triangle(vectors_BxFxD.shape[1], itself)
     products_BxFxF = jnp.einsum("bid,bjd->bij", vectors_BxFxD, vectors_BxFxD, precision=rounded)
     return products_BxFxF.reshape(products_BxFxF.shape[0], -1)[:, i * vectors_BxFxD.shape[1] + j]
 
@@ -239,6 +242,9 @@ def _dot_interaction_backward(
     itself: bool, precision: Rounding, vectors_BxFxD: jax.Array, grads_BxP: jax.Array
 ) -> tuple[jax.Array]:
     """One product with the symmetric matrix of the gradients; to differentiate step by step takes two and a scatter."""
+    rounded = rounding(vectors_BxFxD, precision)
+    if _fits_gpu_kernel(vectors_BxFxD):
+        return (interaction.pull_back_pairs(vectors_BxFxD, grads_BxP, itself, rounded),)
     F = vectors_BxFxD.shape[1]
     i, j = _triangle(F, itself)
     P = len(i)
@@ -246,11 +252,16 @@ def _dot_interaction_backward(
     at_FxF[i, j] = at_FxF[j, i] = np.arange(P)
     padded_BxQ = jnp.pad(grads_BxP, ((0, 0), (0, 1)))
     grads_BxFxF = padded_BxQ[:, at_FxF.ravel()].reshape(-1, F, F) * (1 + np.eye(F, dtype=grads_BxP.dtype))[None]
-    rounded = rounding(vectors_BxFxD, precision)
     return (jnp.einsum("bij,bjd->bid", grads_BxFxF, vectors_BxFxD, precision=rounded),)
 
 
 _dot_interaction.defvjp(_dot_interaction_forward, _dot_interaction_backward)
+
+
+def _fits_gpu_kernel(vectors_BxFxD: jax.Array) -> bool:
+    F, D = vectors_BxFxD.shape[1:]
+    few = 2 <= F <= interaction.MOST_VECTORS
+    return few and kernels.available_on_gpu(vectors_BxFxD.dtype, D, vectors_BxFxD.size)
 
 
 def _triangle(F: int, itself: bool) -> tuple[np.ndarray, np.ndarray]:

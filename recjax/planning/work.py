@@ -35,6 +35,7 @@ _WHOLE = ("dot", "sort", "reduce-window", "custom-call", "convolution", "fusion"
 _BY_SHARE = ("reduce", "concatenate", "pad", "gather")  # as much of an operand as of the result
 # Calls of recjax-kernels: where among operands and results stand one of [B, ...] and one of [K, N].
 DENSE_CALLS = {"recjax_dense_forward": (0, 1), "recjax_dense_into_input": (2, 0), "recjax_dense_into_kernel": (0, 3)}
+_GPU_KERNEL = re.compile(r"/recjax_(\w+)/pallas_call")
 _NARROW = ("bf16", "f16")
 _STRIDE_BYTES = 1024  # from one row to the next, of which columns fall into few sets: on a CPU three times as slow
 _VIEWS = ("bitcast", "reshape")  # which hand on what they are given
@@ -232,7 +233,9 @@ def _together(slices: Sequence[int], dims: Sequence[int]) -> int:
 
 
 def _called(instruction: Instruction, operands: list[Instruction]) -> Work | None:
-    """A product by recjax-kernels or a GPU's library; None for any other call."""
+    """A product by recjax-kernels or a GPU's library, or a kernel of `recjax.gpu_kernels`; None for any other call."""
+    if kernel := _GPU_KERNEL.search(instruction.scope):
+        return _gpu_kernel(kernel.group(1), [o.arrays[0] for o in operands], instruction)
     if 'custom_call_target="__cublas$' in instruction.attributes:
         return _library_product(operands[0].arrays[0], operands[1].arrays[0], instruction)
     target = re.search(r'custom_call_target="(\w+)"', instruction.attributes)
@@ -244,6 +247,17 @@ def _called(instruction: Instruction, operands: list[Instruction]) -> Work | Non
     k, n = weights.dims
     m = batch.dims[0]
     return matmul(m, n, k, 1, weights.dtype, "nn", sum(array.bytes for array in arrays))
+
+
+def _gpu_kernel(kernel: str, operands: list[Array], instruction: Instruction) -> Work:
+    """Returns the work of a kernel of `recjax.gpu_kernels`: of one that updates rows in place theirs, else all arrays."""
+    if kernel == "update_rows":
+        ids, grads = (operands[-3], operands[-2])
+        width = grads.size / max(1, ids.size)
+        rows = instruction.arrays[0].size / max(1.0, width)
+        return scatter(ids.size, instruction.bytes / max(1.0, rows), instruction.bytes, ids.bytes, "sorted")
+    moved = float(sum(x.bytes for x in operands) + instruction.bytes)
+    return Work("elementwise", {"bytes": moved}, instruction.arrays[0].size, moved)
 
 
 def _each(work: Work) -> Work:

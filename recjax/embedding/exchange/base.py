@@ -38,7 +38,7 @@ from recjax.embedding.quantize import encoded_bytes
 from recjax.embedding.residuals import FetchResiduals, Proposed, SparseGradient, UpdateContext
 from recjax.embedding.routing.routed import GroupRouting
 from recjax.embedding.routing.sorting import in_order
-from recjax.embedding.segment_sums import by_segments, sum_sorted
+from recjax.embedding.segment_sums import by_segments, segment_sums
 from recjax.embedding.spec import MAX_ROWS
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import ACROSS_GROUPS
@@ -387,10 +387,5 @@ def coalesce(slots_M: jax.Array, grads_MxD: jax.Array, rows: int, lists: int, at
     if not by_segments(atomics):
         sums_MxD = jax.ops.segment_sum(grads_MxD[order_M], segment_M, M, indices_are_sorted=True)
         return SparseGradient(unique_M, sums_MxD)
-
-    def take(at_PxK: jax.Array) -> jax.Array:
-        entry_PxK = order_M.at[at_PxK].get(mode="fill", fill_value=M)
-        return grads_MxD.at[entry_PxK].get(mode="fill", fill_value=0)
-
     # A slot is in each list once; of the entries that hold nothing there may be more, whose sum nobody reads.
-    return SparseGradient(unique_M, sum_sorted(segment_M, M, take, most=lists))
+    return SparseGradient(unique_M, segment_sums(grads_MxD, order_M, segment_M, None, M, most=lists))

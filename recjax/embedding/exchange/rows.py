@@ -39,10 +39,11 @@ from recjax.embedding.exchange.wire import (
     scatter_within_host,
 )
 from recjax.embedding.layout import ACROSS, ROWS, SUMMED
-from recjax.embedding.optim import RowWiseAdagrad, Slots
+from recjax.embedding.optim import Adagrad, RowWiseAdagrad, Sgd, Slots, SparseOptimizer
 from recjax.embedding.quantize import encoded_bytes
 from recjax.embedding.residuals import FetchResiduals, Proposed, SparseGradient, UpdateContext
 from recjax.embedding.routing.routed import GroupRouting
+from recjax.gpu_kernels.row_update import RowRule, update_in_place
 from recjax.parallel.mesh import INSIDE_HOST
 from recjax.utils.phases import Phase
 
@@ -289,14 +290,20 @@ class RowExchange(SpreadExchange):
         proposed: Proposed,
         ok: jax.Array,
     ) -> tuple[jax.Array, Slots]:
-        """Like `GroupExchange.write`; row-wise Adagrad in one pass of a kernel, where there is one."""
-        rule = self.group.optimizer
-        own_mean = (
-            isinstance(rule, RowWiseAdagrad) and not self.group.divides_row_means
-        )  # which the kernel makes itself
+        """Like `GroupExchange.write`; in one pass of a kernel, where there is one for the rule."""
+        group, rule = self.group, self.group.optimizer
+        lr = context.learning_rates.get(group.name, getattr(rule, "learning_rate", None))
+        whole_rows = group.lines is None and not group.divides_row_means
+        on_gpu = whole_rows and kernels.available_on_gpu(table_RxW.dtype, group.width, table_RxW.size)
+        if on_gpu and (constants := _gpu_rule(rule)) is not None:
+            with jax.named_scope(Phase.SPARSE_UPDATE):
+                scalars = (self.scale(context), context.rate * lr, ok)
+                sums = slots_R.get("sum_of_squares")
+                table_RxW, sums = update_in_place(table_RxW, sums, gradient.touched, gradient.sums, scalars, constants)
+                return table_RxW, slots_R if sums is None else {"sum_of_squares": sums}
+        own_mean = isinstance(rule, RowWiseAdagrad) and not group.divides_row_means  # which the kernel makes itself
         if not own_mean or rule.every_row or not self.in_place(table_RxW):
             return super().write(table_RxW, slots_R, gradient, context, proposed, ok)
-        lr = context.learning_rates.get(self.group.name, rule.learning_rate)
         with jax.named_scope(Phase.SPARSE_UPDATE):
             table_RxW, sums_R = kernels.update_rowwise_adagrad(
                 table_RxW,
@@ -388,3 +395,14 @@ class ColumnExchange(SpreadExchange):
         split, part = self.group.columns, jax.lax.axis_index(self.sharding.column_axes)
         used_W = jnp.arange(self.group.width, dtype=jnp.int32) < split.start(part + 1) - split.start(part)
         return jnp.where(used_W[None], x_UxW, 0).sum(axis=-1)
+
+
+def _gpu_rule(rule: SparseOptimizer) -> RowRule | None:
+    """Returns a rule as the kernel for GPUs takes it; None if it knows none like it."""
+    if getattr(rule, "every_row", True):
+        return None
+    if isinstance(rule, Adagrad):
+        return RowRule("rowwise_adagrad" if rule.row_wise else "adagrad", rule.eps, rule.l2, rule.weight_decay)
+    if isinstance(rule, Sgd) and not rule.momentum:
+        return RowRule("sgd", 0.0, rule.l2, rule.weight_decay)
+    return None
