@@ -212,7 +212,7 @@ def both_vectors(
     cls, call, samples = type(model), getattr(model, "vectors", None), dense_BxK.shape[0]
     if call is None:
         raise ConfigError(f"{_named(cls, '__call__')} has no method vectors(dense, pooled), by which items are found.")
-    rows = next((x.rows_BxHxD for name, x in pooled.items() if name.endswith(DRAWN)), None)
+    rows = next((x.padded()[0] for name, x in pooled.items() if name.endswith(DRAWN)), None)
     before = _forms(kept_state(model))
     with _explained(cls):
         both = call(dense_BxK, {name: x for name, x in pooled.items() if not name.endswith(DRAWN)})

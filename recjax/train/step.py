@@ -362,7 +362,7 @@ def make_train_step(
 
         # Everything that an update writes is made before the devices agree that it may be written.
         rate = jnp.asarray(options.schedule(state.step), loss.dtype)
-        rates = () if isinstance(state.rates, dict) else state.rates
+        rates: Any = () if isinstance(state.rates, dict) else state.rates
         dense_tx = options.tx_of(rates[0]) if len(rates) and options.tx_of else tx
         new_params, new_opt = _dense_update(dense_tx, state, grads, rate)
         bad_dense = bad_in_dense(dense, grads, state.opt, new_opt)

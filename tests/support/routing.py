@@ -63,7 +63,7 @@ def apart(router: Any, batches: PackedBatches) -> tuple[StepInputs, dict[str, in
     of_devices = P(BATCH_AXES)
 
     def body(words_NxE: Any) -> Any:
-        return batches.inputs(words_NxE[0], router.bound)
+        return batches.inputs(words_NxE[0], None, router.bound)
 
     out = (of_devices, P(), P())
     mapped = jax.shard_map(body, mesh=router.mesh, in_specs=of_devices, out_specs=out)

@@ -25,7 +25,7 @@ def whole(placement: str, exchange: Exchange | None = None) -> Plan:
 
 def cut(first: str, second: str, exchange: Exchange | None = None) -> Plan:
     """Columns of every table in two segments, as row-wise optimizers have to agree on means."""
-    more = {"exchange": exchange} if exchange else {}
+    more: dict[str, Any] = {"exchange": exchange} if exchange else {}
     halves = (Segment(first, columns=(0, 4), **more), Segment(second, columns=(4, 8), **more))
     return Plan(dict.fromkeys(TABLES, halves))
 

@@ -19,7 +19,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -292,7 +292,7 @@ class RowExchange(SpreadExchange):
     ) -> tuple[jax.Array, Slots]:
         """Like `GroupExchange.write`; in one pass of a kernel, where there is one for the rule."""
         group, rule = self.group, self.group.optimizer
-        lr = context.learning_rates.get(group.name, getattr(rule, "learning_rate", None))
+        lr: Any = context.learning_rates.get(group.name, getattr(rule, "learning_rate", None))
         whole_rows = group.lines is None and not group.divides_row_means
         on_gpu = whole_rows and kernels.available_on_gpu(table_RxW.dtype, group.width, table_RxW.size)
         if on_gpu and (constants := _gpu_rule(rule)) is not None:
