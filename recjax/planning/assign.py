@@ -21,11 +21,17 @@ from typing import Any, Literal
 
 import numpy as np
 
+from recjax.embedding.bands import Band, BoundSegment
 from recjax.embedding.bind import stack_of
+from recjax.embedding.exchange.base import replica_events
+from recjax.embedding.exchange.pooled import vector_events
+from recjax.embedding.exchange.rows import RowExchange
+from recjax.embedding.layout import ROWS, Group
 from recjax.embedding.plan import AUTO_REPLICATE_BYTES, Plan, with_exchange
-from recjax.embedding.quantize import encoded_bytes
 from recjax.embedding.routing.capacity import ROOM, rung
+from recjax.embedding.row_order import Split
 from recjax.embedding.segment import Exchange, Segment
+from recjax.embedding.sharding import RowSharding
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.balance import GOOD_ENOUGH, balance
 from recjax.planning.cuts import NARROWEST
@@ -41,6 +47,7 @@ from recjax.planning.step_sizes import (
     distinct_of_all,
     list_ids,
     list_rows,
+    rows_of_lists,
 )
 
 Way = Literal["copy", "rows", "pooled", "whole"]
@@ -124,6 +131,8 @@ def sizes(demand: Demand, ways: Assignment) -> StepSizes:
     rows, copies, owned = [], [], []
     ways_of_ids: list[Routed] = []
     columns = widest = of_shards = 0.0
+    ids_one: list[np.ndarray] = []  # of tables that are whole with one owner, and of others an owner's share
+    ids_split = 0.0
     pooling = [feature for feature in demand.features if ways[feature.table] in POOLING]
     counted, weighted = sum(f.bag is None for f in pooling), any(f.weighted for f in pooling)
     for stack in demand.stacks:
@@ -147,26 +156,34 @@ def sizes(demand: Demand, ways: Assignment) -> StepSizes:
         if pooled_T.any():
             one_T = pooled_T & ~split_T
             rows_held = stack.rows_T[pooled_T].sum() / N * _UNEVEN
-            held = math.ceil(max(rows_held, stack.rows_T[whole_T].max(initial=0)))
-            buffer = stack.buffer("owners", held, work.item_bytes)
+            rows_here = math.ceil(max(rows_held, stack.rows_T[whole_T].max(initial=0)))
+            buffer = stack.buffer("owners", rows_here, work.item_bytes)
             ids, distinct = (
                 _fullest(x_T[one_T], N) + float(x_T[split_T].sum()) / N for x_T in (stack.ids_T, stack.distinct_T)
             )
             bags = math.ceil(_fullest(stack.bags_T[one_T], N)) + int(stack.bags_T[split_T].sum())
             rows_asked = min(list_rows(distinct, 1), buffer.rows)
-            owned.append(Owned(buffer, list_ids(ids, counted > 0), rows_asked, bags=bags))
+            alike = _group(demand, stack, rows_here)
+            agreed = replica_events(alike, {alike.name + ROWS: rows_asked}, work.item_bytes)
+            owned.append(Owned(buffer, list_ids(ids, counted > 0), rows_asked, bags=bags, agreed=tuple(agreed)))
+            ids_one.append(stack.ids_T[one_T])
+            ids_split += float(stack.ids_T[split_T].sum()) / N
             columns += buffer.width * float(stack.bags_T[one_T].sum())
             of_shards += buffer.width * float(stack.bags_T[split_T].sum())
             if one_T.any():
                 widest = max(widest, buffer.width if whole_T.any() else min(buffer.width, NARROWEST))
     vectors: tuple[Vectors, ...] = ()
     if owned:
-        each = max(columns / N * _UNEVEN, widest) + of_shards
-        ways_of = demand.exchange.forward, demand.exchange.backward
-        there, back = (float(encoded_bytes(each, precision, work.item_bytes)) for precision in ways_of)
-        vectors = (Vectors(there, back, tuple(owned), math.ceil(counted / N) * demand.samples, weighted),)
+        widest = max(columns / N * _UNEVEN, widest) + of_shards
+        ids, counts = _fullest(np.concatenate(ids_one), N) + ids_split, math.ceil(counted / N) * demand.samples
+        listed = list_ids(ids, counted > 0 or ids_split > 0, N, counts)
+        group = _group(demand, demand.stacks[0], 1)
+        events = vector_events(
+            group, listed, demand.samples, (widest, 0.0), widest, weighted, demand.exchange, work.item_bytes
+        )
+        vectors = (Vectors(tuple(owned), listed, tuple(events)),)
     of_tables, routed = (tuple(rows), tuple(copies), vectors), together([part for part in ways_of_ids if part.features])
-    groups = work.replicas, work.groups_agree, work.all_hosts
+    groups = work.replicas, work.all_hosts
     return StepSizes(N, work.hosts, demand.samples, work.item_bytes, *of_tables, demand.host_routes, routed, *groups)
 
 
@@ -193,18 +210,28 @@ def _fullest(of_table_T: np.ndarray, devices: int) -> float:
 
 def _rows(demand: Demand, stack: _Stack, rows_T: np.ndarray) -> Rows:
     """The tables of a stack whose rows are spread."""
-    work, N, exchange, dim = demand.work, demand.work.devices, demand.exchange, stack.spec.dim
-    item = 2 if stack.spec.dtype == "bfloat16" else work.item_bytes
-    asked, held = float(stack.asked_T[rows_T].sum()), int(stack.rows_T[rows_T].sum())
-    return Rows(
-        stack.buffer("rows", math.ceil(held / N), work.item_bytes),
-        list_rows(asked / N, N, asked / max(1, held)),
-        encoded_bytes(dim, exchange.forward, item),
-        encoded_bytes(dim, exchange.backward, work.item_bytes),
-        float(stack.ids_T[rows_T].sum()),
-        int(stack.bags_T[rows_T].sum()),
-        two_step=work.hosts > 1,
-        pieces=exchange.pieces,
+    work, N = demand.work, demand.work.devices
+    asked, rows = float(stack.asked_T[rows_T].sum()), int(stack.rows_T[rows_T].sum())
+    C = list_rows(asked / N, N, asked / max(1, rows))
+    ids, bags = float(stack.ids_T[rows_T].sum()), int(stack.bags_T[rows_T].sum())
+    return rows_of_lists(RowExchange(_group(demand, stack, math.ceil(rows / N))), C, ids, bags, work)
+
+
+def _group(demand: Demand, stack: _Stack, rows: int) -> Group:
+    """A group with so many rows on a device, of tables like those of a stack, spread by rows."""
+    work, spec = demand.work, stack.spec
+    split = Split(spec.rows, work.devices)
+    segment = BoundSegment(spec, "row_wise", split, (0,) * work.devices, Band(spec.rows), 0, spec.dim)
+    return Group(
+        f"rows of {spec.dim}",
+        RowSharding(work.devices, work.hosts),
+        rows,
+        (segment,),
+        (),
+        exchange=demand.exchange,
+        replicas=work.replicas,
+        independent=work.replicas > 1 and not work.groups_agree,
+        row_pieces=demand.exchange.pieces if work.devices > 1 else 1,
     )
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from recjax.embedding.exchange.events import Event
 from recjax.embedding.segment_sums import LEAST_TERMS
 from recjax.planning.graph import Graph, Node
 from recjax.planning.step_sizes import Buffer, DenseSizes, Owned, Rows, StepSizes, Vectors
 from recjax.planning.work import Work, gather, matmul, scatter, sort
+from recjax.utils.phases import Phase
 
 _ID = 4.0  # bytes of an id
 _ITEM = {"bf16": 2, "f32": 4, "f64": 8}  # bytes of an operand
@@ -60,15 +62,25 @@ class _Writer:
         hosts = max(self.sizes.all_hosts, self.sizes.hosts)
         return self.collective(kind, part, moved, after, self.sizes.all_devices, hosts if hosts > 1 else 0)
 
-    def all_to_all(self, part: str, moved: float, after: Sequence[int], two_step: bool = False) -> int:
-        """Adds an exchange; on a CPU a device cuts what it sends into a piece for each other one."""
-        N, H = self.sizes.devices, self.sizes.hosts
-        if self.shared and N > 1:
-            after = [self.kernel("cut", part, [_pass("copy", 2 * moved)], after, launches=N)]
-        if two_step and H > 1:
-            inside = self.collective("all_to_all", part, moved, after, N // H, 1)
-            return self.collective("all_to_all", part, moved, [inside], H, H)
-        return self.collective("all_to_all", part, moved, after)
+    def exchange(self, events: Iterable[Event], after: Sequence[int]) -> int:
+        """Adds collectives of an exchange, one by one; on a CPU a device first cuts what it sends into pieces."""
+        for event in events:
+            kind, N, H = event.kind.removeprefix("ragged-").replace("-", "_"), self.sizes.devices, self.sizes.hosts
+            if self.shared and kind == "all_to_all":
+                cut = [_pass("copy", 2 * event.padded_bytes)]
+                after = [self.kernel("cut", event.phase, cut, after, launches=event.devices)]
+            hosts = len({number // (N // H) for number in event.members}) if H > 1 else 0
+            if event.across_groups:
+                apart = self.sizes.all_hosts // H  # hosts of the devices that take part
+                hosts = apart if apart > 1 else 0
+            after = [self.collective(kind, event.phase, event.padded_bytes, after, event.devices, hosts)]
+        (last,) = after
+        return last
+
+
+def _in(events: Iterable[Event], phase: Phase, inside: bool | None = None) -> list[Event]:
+    """The events of a phase; those inside hosts, or the others, unless None."""
+    return [event for event in events if event.phase == phase and inside in (None, event.inside)]
 
 
 def sketch(sizes: StepSizes, dense: DenseSizes, shared: bool = False) -> Graph:
@@ -101,10 +113,7 @@ def sketch(sizes: StepSizes, dense: DenseSizes, shared: bool = False) -> Graph:
         write, dense, gradients, small, sum(c.buffer.rows * (c.buffer.width + 1) for c in sizes.copies)
     )
     sent = [_row_gradients(write, g, backward) for g in sizes.rows]
-    returned = [
-        write.all_to_all("pooled_grad_exchange", sizes.devices * sizes.samples * v.back_bytes, [backward])
-        for v in sizes.vectors
-    ]
+    returned = [write.exchange(_in(v.events, Phase.POOLED_GRAD_EXCHANGE), [backward]) for v in sizes.vectors]
     last = write.kernel(
         "check", "finite_check", [_pass("reduce.rows", sizes.item_bytes * dense.values)], summed, launches=20
     )
@@ -113,16 +122,18 @@ def sketch(sizes: StepSizes, dense: DenseSizes, shared: bool = False) -> Graph:
         received = sizes.devices * g.list_rows
         merged = _coalesce(write, g.buffer, received, [arrived])
         if g.divided:
-            merged = _statistic(write, g.buffer.name, received, g.divided, received, merged)
-        summed_rows, merged = _of_groups(write, g.buffer, received, merged)
+            merged = _statistic(write, g.buffer.name, received, g.divided, received, g.events, merged)
+        summed_rows, merged = _of_groups(write, g.buffer, received, g.events, merged)
         _update(write, g.buffer, summed_rows, [merged, good])
     for v, arrived in zip(sizes.vectors, returned, strict=True):
+        told = v.events  # a statistic of all groups travels together
         for own in v.groups:
-            ids = sizes.devices * own.list_ids
             merged = _by_row(write, own, [arrived])
             if own.divided:
-                merged = _statistic(write, own.buffer.name, ids, own.divided, own.distinct, merged)
-            summed_rows, merged = _of_groups(write, own.buffer, own.distinct, merged)
+                ids = sizes.devices * own.list_ids
+                merged = _statistic(write, own.buffer.name, ids, own.divided, own.distinct, told, merged)
+                told = ()
+            summed_rows, merged = _of_groups(write, own.buffer, own.distinct, own.agreed, merged)
             _update(write, own.buffer, summed_rows, [merged, good])
     for c in sizes.copies:
         table, slots = 1.0 * c.buffer.rows * c.buffer.width * sizes.item_bytes, c.buffer.rows * c.buffer.slot_bytes
@@ -166,32 +177,27 @@ def _add(rows: float, row_bytes: float, table_rows: float, variant: str = "add")
 
 def _fetch(write: _Writer, g: Rows) -> int:
     """From ids to rows on the device that asked."""
-    N = write.sizes.devices
-    listed = N * g.list_rows
-    pieces = g.pieces if N > 1 else 1
-    gathered = [_rows_gather(listed / pieces, g.buffer.value_bytes, g.buffer.rows)]
-    if N == 1:
+    listed = write.sizes.devices * g.list_rows
+    rows = _in(g.events, Phase.ROW_EXCHANGE, inside=False)
+    gathered = [_rows_gather(listed / max(1, len(rows)), g.buffer.value_bytes, g.buffer.rows)]
+    if not rows:
         return write.kernel(g.buffer.name, "gather", gathered, [])
-    if g.gathers_ids:
-        asked = write.collective("all_gather", "id_exchange", _ID * listed, [])
-    else:
-        asked = write.all_to_all("id_exchange", _ID * listed, [], g.two_step)
-    arrived = []
-    for _ in range(pieces):
-        found = write.kernel(g.buffer.name, "gather", gathered, [asked], launches=2)
-        arrived.append(write.all_to_all("row_exchange", listed / pieces * g.row_bytes, [found], g.two_step))
-    if pieces == 1:
-        return arrived[0]
-    return write.kernel("concatenate", "row_exchange", [_pass("copy", 2.0 * listed * g.row_bytes)], arrived)
+    asked = write.exchange(_in(g.events, Phase.ID_EXCHANGE), [])
+    arrived = [
+        write.exchange([event], [write.kernel(g.buffer.name, "gather", gathered, [asked], launches=2)])
+        for event in rows
+    ]
+    if len(arrived) > 1:
+        moved = 2.0 * sum(event.padded_bytes for event in rows)
+        arrived = [write.kernel("concatenate", "row_exchange", [_pass("copy", moved)], arrived)]
+    return write.exchange(_in(g.events, Phase.ROW_EXCHANGE, inside=True), arrived)
 
 
 def _pooled_forward(write: _Writer, v: Vectors) -> int:
     """From ids to vectors on the device that asked: the owner adds rows up."""
     sizes = write.sizes
     N = sizes.devices
-    asked = write.all_to_all("id_exchange", _ID * N * v.list_entries, [])
-    if v.weighted:
-        asked = write.all_to_all("id_exchange", float(sizes.item_bytes * N * v.list_entries), [asked])
+    asked = write.exchange(_in(v.events, Phase.ID_EXCHANGE), [])
     summed = []
     for g in v.groups:
         ids, row_bytes, bags = N * g.list_ids, g.buffer.width * sizes.item_bytes, N * sizes.samples * g.bags
@@ -200,9 +206,10 @@ def _pooled_forward(write: _Writer, v: Vectors) -> int:
         added = _add(each, row_bytes, bags, "sorted_add")
         works += [_rows_gather(each, g.buffer.value_bytes, g.buffer.rows), added] * turns
         summed.append(write.kernel(g.buffer.name, "gather", works, [asked], launches=24 + 4 * turns))
-    vectors = N * sizes.samples * v.vector_bytes  # of all devices: set to zero, and put in the order they leave in
-    placed = write.kernel("vectors", "pooled_exchange", [_pass("copy", 3 * vectors)], summed, launches=2)
-    return write.all_to_all("pooled_exchange", vectors, [placed])
+    sent = _in(v.events, Phase.POOLED_EXCHANGE)
+    moved = sum(event.padded_bytes for event in sent)  # of all devices: set to zero, and put in the order they leave in
+    placed = write.kernel("vectors", "pooled_exchange", [_pass("copy", 3 * moved)], summed, launches=2)
+    return write.exchange(sent, [placed])
 
 
 def _dense(write: _Writer, dense: DenseSizes, after: Sequence[int]) -> tuple[int, list[tuple[int, int]]]:
@@ -315,9 +322,7 @@ def _row_gradients(write: _Writer, g: Rows, backward: int) -> int:
     each, turns = _of_bags(g.ids, g.bags * sizes.samples)
     works = [_pass("copy", 2.0 * listed * row_bytes), *[_add(each, row_bytes, listed)] * turns]
     added = write.kernel(g.buffer.name, "pool_backward", works, [backward], launches=1 + 2 * turns)
-    if sizes.devices == 1:
-        return added
-    return write.all_to_all("grad_exchange", listed * g.back_bytes, [added], g.two_step)
+    return write.exchange(_in(g.events, Phase.GRAD_EXCHANGE), [added])
 
 
 def _coalesce(write: _Writer, buffer: Buffer, rows: float, after: Sequence[int]) -> int:
@@ -343,15 +348,13 @@ def _by_row(write: _Writer, own: Owned, after: Sequence[int]) -> int:
     return write.kernel(own.buffer.name, "sparse_update", works, after, launches=22 + 4 * turns)
 
 
-def _of_groups(write: _Writer, buffer: Buffer, rows: float, after: int) -> tuple[float, int]:
+def _of_groups(write: _Writer, buffer: Buffer, rows: float, events: Iterable[Event], after: int) -> tuple[float, int]:
     """Gradients of the rows of all replica groups that hold the same, gathered and added up: how many, and the node."""
-    groups = write.sizes.replicas if write.sizes.groups_agree else 1
-    if groups == 1:
+    gathered = _in(events, Phase.REPLICA_EXCHANGE)
+    if not gathered:
         return rows, after
-    moved = groups * rows * (_ID + buffer.width * write.sizes.item_bytes)
-    apart = write.sizes.all_hosts // write.sizes.hosts  # hosts of the devices that gather
-    gathered = write.collective("all_gather", "replica_exchange", moved, [after], groups, apart if apart > 1 else 0)
-    return groups * rows, _coalesce(write, buffer, groups * rows, [gathered])
+    groups = write.sizes.replicas
+    return groups * rows, _coalesce(write, buffer, groups * rows, [write.exchange(gathered, [after])])
 
 
 def _sorted(rows: float) -> list[Work]:
@@ -372,21 +375,24 @@ def _of_pieces(ids: float, sums: float) -> tuple[float, int]:
     return each, math.ceil(ids / each) if ids else 1
 
 
-def _statistic(write: _Writer, name: str, ids: float, streams: int, rows: float, after: int) -> int:
+def _statistic(
+    write: _Writer, name: str, ids: float, streams: int, rows: float, events: Iterable[Event], after: int
+) -> int:
     """Means over rows whose columns lie with several owners: a number for each id, back and forth, stream by stream."""
-    own = write.kernel(
+    squares = write.kernel(
         name, "row_statistic", [_rows_gather(ids, _ID, rows), _pass("elementwise", 4 * _ID * ids)], [after], launches=6
     )
-    there = write.all_to_all("row_statistic", _ID * ids, [own])
+    sent = _in(events, Phase.ROW_STATISTIC)
+    there, back = sent[: len(sent) // 2], sent[len(sent) // 2 :]
     works = [w for _ in range(max(1, streams)) for w in (_gather_fused(ids, _ID, rows), _pass("elementwise", 20 * ids))]
     summed = write.kernel(
         name,
         "row_statistic",
         [*works, *[_add(ids, _ID, ids)] * 3, _gather_fused(ids, _ID, ids)],
-        [there],
+        [write.exchange(there, [squares])],
         launches=3 * streams + 12,
     )
-    return write.all_to_all("row_statistic", _ID * ids, [summed])
+    return write.exchange(back, [summed])
 
 
 def _update(write: _Writer, buffer: Buffer, rows: float, after: Sequence[int]) -> int:

@@ -13,13 +13,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from recjax.embedding.bands import BoundSegment
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.exchange.base import GroupExchange, replica_events
+from recjax.embedding.exchange.events import Event
+from recjax.embedding.exchange.kinds import exchange_of
+from recjax.embedding.exchange.pooled import PoolingExchange
+from recjax.embedding.layout import ACROSS, ROWS, SUMMED, BoundPlan, Group
 from recjax.embedding.pooled.layout import PooledExchange
-from recjax.embedding.quantize import encoded_bytes
 from recjax.embedding.routing.capacity import LISTED_IDS, LISTED_ROWS, ROOM, rung
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.loads import Workload
 from recjax.planning.routed import Routed, routed
+from recjax.utils.phases import Phase
 
 _HEAPS = 0.8  # exponent with which distinct rows grow with samples, as long as the table has more
 
@@ -65,26 +69,18 @@ class Rows:
     Attributes:
       buffer: that holds them.
       list_rows: C, rows in the list from one device to one owner.
-      row_bytes: of the values of such a row on the wire, there.
-      back_bytes: of its gradient, back.
       ids: that a device looks up.
       bags: pooled vectors of a sample that it makes.
-      gathers_ids: whether all owners get the same ids (columns are spread) and not each its own.
-      two_step: whether rows travel inside hosts and across in turn.
+      events: the collectives, as their exchange tells them.
       divided: vectors of a sample that a device has parts of only, so that statistics of rows are agreed on.
-      pieces: in which rows are gathered and sent.
     """
 
     buffer: Buffer
     list_rows: int
-    row_bytes: float
-    back_bytes: float
     ids: float
     bags: int
-    gathers_ids: bool = False
-    two_step: bool = False
+    events: tuple[Event, ...] = ()
     divided: int = 0
-    pieces: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +103,7 @@ class Owned:
       distinct: rows that an owner is asked for.
       divided: bags of an owner whose rows' columns lie with several, which then agree on statistics of rows.
       bags: vectors of a sample that an owner makes.
+      agreed: collectives by which replica groups that hold the same agree on gradients.
     """
 
     buffer: Buffer
@@ -114,6 +111,7 @@ class Owned:
     distinct: int
     divided: int = 0
     bags: int = 1
+    agreed: tuple[Event, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,23 +119,14 @@ class Vectors:
     """Pooled vectors that travel together.
 
     Attributes:
-      vector_bytes: for one sample and owner.
-      back_bytes: of their gradients.
       groups: whose vectors they are.
-      counts: lengths of bags in the list from one device to one owner.
-      weighted: whether weights travel with ids.
+      list_entries: of the list from one device to one owner: ids of all groups, and counts.
+      events: the collectives, as their exchange tells them.
     """
 
-    vector_bytes: float
-    back_bytes: float
     groups: tuple[Owned, ...]
-    counts: int = 0
-    weighted: bool = False
-
-    @property
-    def list_entries(self) -> int:
-        """Entries of the list from one device to one owner."""
-        return self.counts + sum(g.list_ids for g in self.groups)
+    list_entries: int
+    events: tuple[Event, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +171,6 @@ class StepSizes:
       host_routes: whether the host finds distinct rows.
       routed: ids of a batch of all devices, by the way in which they are routed; () if rows are listed for all.
       replicas: replica groups.
-      groups_agree: whether these hold the same tables, and add the gradients of all before each update.
       all_hosts: that all groups are in.
     """
 
@@ -196,7 +184,6 @@ class StepSizes:
     host_routes: bool = True
     routed: tuple[Routed, ...] = ()
     replicas: int = 1
-    groups_agree: bool = True
     all_hosts: int = 1
 
     @property
@@ -231,7 +218,8 @@ class StepSizes:
         """Bytes of fetched rows, or of pooled vectors in their place, that a device receives."""
         rows = sum(self.devices * g.list_rows * g.buffer.width * self.item_bytes for g in self.rows)
         copies = sum(g.asked * g.buffer.width * self.item_bytes for g in self.copies)
-        vectors = sum(self.devices * self.samples * v.vector_bytes for v in self.vectors)
+        phase = Phase.POOLED_EXCHANGE
+        vectors = sum(e.padded_bytes for v in self.vectors for e in v.events if e.phase == phase)
         listed = sum(self.devices * g.list_ids * 12.0 for v in self.vectors for g in v.groups)
         return rows + copies + vectors + listed
 
@@ -244,15 +232,30 @@ def list_rows(expected: float, owners: int, share: float = 0.0) -> int:
       owners: over which rows are spread at random, so that some lists are longer.
       share: of all rows that are in some list; the lists are even where all are.
     """
-    deviations = math.sqrt(2 * math.log(owners**2))  # of the largest of so many lists, as of normal numbers
-    spread = deviations * math.sqrt(expected * max(0.0, 1 - share))
+    spread = _deviations(owners) * math.sqrt(expected * max(0.0, 1 - share))
     largest = expected + spread
     return rung(int(largest * LISTED_ROWS.room(int(largest))))
 
 
-def list_ids(expected: float, counted: bool) -> int:
-    """The size of a list of ids, which has more room at first where bags are jagged (`routing.capacity`)."""
-    return rung(int(expected * (LISTED_IDS.room(int(expected)) if counted else ROOM)))
+def list_ids(expected: float, counted: bool, owners: int = 1, counts: float = 0.0) -> int:
+    """The size of a list of ids from a device to an owner.
+
+    Args:
+      expected: ids in the mean list of the fullest owner.
+      counted: whether lists differ by chance: bags are jagged, or rows of a table lie with several owners. Then a list
+        has more room at first, too (`routing.capacity`).
+      owners: that have such lists of as many devices.
+      counts: numbers that stand in each list beside the ids.
+    """
+    if not counted:
+        return rung(int((expected + counts) * ROOM))
+    largest = expected + _deviations(owners) * math.sqrt(expected) + counts
+    return rung(int(largest * LISTED_IDS.room(int(largest))))
+
+
+def _deviations(owners: int) -> float:
+    """Standard deviations that the largest of the lists between so many devices lies above the mean, as if normal."""
+    return math.sqrt(2 * math.log(owners**2))
 
 
 def distinct_of_all(spec: TableSpec, distinct: float, ids: float, work: Workload) -> float:
@@ -276,7 +279,7 @@ def of_plan(bound: BoundPlan, work: Workload, host_routes: bool = True) -> StepS
 
     of_tables = rows, copies, vectors
     by_way = routed(bound, ids)
-    groups = bound.replicas, not bound.independent, work.all_hosts
+    groups = bound.replicas, work.all_hosts
     return StepSizes(bound.devices, bound.hosts, samples, work.item_bytes, *of_tables, host_routes, by_way, *groups)
 
 
@@ -311,23 +314,25 @@ def _copies(group: Group, work: Workload, samples: int) -> Copies:
 def _rows(group: Group, work: Workload, samples: int) -> Rows:
     asked_O, ids, bags = _asked(group, work, samples)
     whole = group.owners == 1 or all(segment.split.owners == 1 for segment in group.segments)
-    item = 2 if group.dtype == "bfloat16" else work.item_bytes
-    return Rows(
-        _buffer(group, work.item_bytes),
-        list_rows(float(asked_O.max()), 1 if whole else group.owners, float(asked_O.max()) / max(1, group.rows)),
-        encoded_bytes(group.width, group.exchange.forward, item),
-        encoded_bytes(group.width, group.exchange.backward, work.item_bytes),
-        ids,
-        bags,
-        group.owners < group.devices,
-        group.two_step,
-        bags if group.divides_row_means else 0,
-        group.row_pieces,
-    )
+    largest = float(asked_O.max())
+    C = list_rows(largest, 1 if whole else group.owners, largest / max(1, group.rows))
+    return rows_of_lists(exchange_of(group), C, ids, bags, work)
+
+
+def rows_of_lists(exchange: GroupExchange, C: int, ids: float, bags: int, work: Workload) -> Rows:
+    """The tables of an exchange of rows, in lists of C rows from one device to one owner."""
+    group = exchange.group
+    of_host = min(C * group.per_host**_HEAPS, rung(group.rows))  # asked of an owner by all devices of a host
+    capacities = {group.name: C, group.name + ACROSS: rung(int(of_host)), group.name + SUMMED: group.devices * C}
+    samples = -(-work.batch_size // (work.devices * work.replicas))
+    events = exchange.events(capacities, samples, work.item_bytes)
+    divided = bags if group.divides_row_means else 0
+    return Rows(_buffer(group, work.item_bytes), C, ids, bags, tuple(events), divided)
 
 
 def _vectors(exchange: PooledExchange, work: Workload, samples: int) -> Vectors:
     groups = []
+    total_N = np.zeros(exchange.devices)
     for number, (group, streams) in enumerate(zip(exchange.groups, exchange.streams, strict=True)):
         ids_N, rows_N = np.zeros(group.devices), np.zeros(group.devices)
         asking: dict[int, tuple[BoundSegment, list[str]]] = {}
@@ -345,11 +350,13 @@ def _vectors(exchange: PooledExchange, work: Workload, samples: int) -> Vectors:
         listed = list_ids(float(ids_N.max()), bool(exchange.counted))
         bags = exchange.widths[number]
         divided = bags if group.divides_row_means else 0
-        groups.append(Owned(_buffer(group, work.item_bytes), listed, distinct, divided, bags))
-    columns = exchange.block * (exchange.blocks + exchange.shared_blocks)
-    ways = exchange.exchange.forward, exchange.exchange.backward
-    there, back = (float(encoded_bytes(columns, way, work.item_bytes)) for way in ways)
-    return Vectors(there, back, tuple(groups), exchange.counted * samples, exchange.weighted)
+        agreed = tuple(replica_events(group, {group.name + ROWS: distinct}, work.item_bytes))
+        groups.append(Owned(_buffer(group, work.item_bytes), listed, distinct, divided, bags, agreed))
+        total_N += ids_N
+    # The fullest owner of all groups together, which is no group's fullest alone.
+    entries = list_ids(float(total_N.max()), bool(exchange.counted), exchange.devices, exchange.counted * samples)
+    events = PoolingExchange(exchange).events({exchange.name: entries}, samples, work.item_bytes)
+    return Vectors(tuple(groups), entries, tuple(events))
 
 
 def total_ids(work: Workload, tables: Sequence[TableSpec]) -> float:

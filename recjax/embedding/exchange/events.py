@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -18,6 +19,7 @@ class Meeting:
     hosts: int
     per_host: int
 
+    @functools.lru_cache(maxsize=256)  # noqa: B019  # of a few meshes
     def members(self, axes: tuple[str, ...]) -> tuple[int, ...]:
         """Returns the devices that meet device 0 along some axes, by their numbers in the mesh."""
         sizes = dict(zip(AXES, (self.replicas, self.hosts, self.per_host), strict=True))

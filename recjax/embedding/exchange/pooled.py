@@ -314,7 +314,7 @@ def vector_events(
     entries: float,
     samples: int,
     columns: tuple[float, float],
-    block: int,
+    block: float,
     weighted: bool,
     precision: Exchange,
     item_bytes: int,
