@@ -14,7 +14,7 @@ import functools
 import itertools
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,20 @@ from recjax.embedding.spec import FeatureSpec
 _TOGETHER = 16  # ids of a bag that are summed in one loop over the samples; more make the program long, not faster
 
 
+class SortedIds(NamedTuple):
+    """The order of all ids of some features by the rows that they name.
+
+    Attributes:
+      features: whose ids are numbered one after the other.
+      order_M: int32, their numbers in that order.
+      row_M: int32, ascending: the fetched row of each; beyond them where there is none.
+    """
+
+    features: tuple[str, ...]
+    order_M: jax.Array
+    row_M: jax.Array
+
+
 def pool(
     features: Several[FeatureSpec],
     rows_UxD: jax.Array,
@@ -35,6 +49,7 @@ def pool(
     samples: int,
     at_home: tuple[jax.Array, jax.Array] | None = None,
     atomics: bool = False,
+    order: SortedIds | None = None,
 ) -> dict[str, jax.Array | Elements]:
     """Pools the bags of all features of a group from its fetched rows. Differentiable in the rows.
 
@@ -46,6 +61,7 @@ def pool(
       at_home: see `sharded.fused_lookup_operands`: where the rows are on this device, sums are taken straight from its
         table.
       atomics: whether a GPU may add up by atomic operations, in any order.
+      order: that of all ids of these features, if it is known; then no gradient is sorted.
 
     Returns:
       by feature name: [b, D], zeros for an empty bag; `Elements` for a feature that is not pooled.
@@ -64,7 +80,7 @@ def pool(
     elif kernels.available(rows_UxD.dtype):
         found = tuple(kernels.bags(rows_UxD, inverse, weights) for inverse, weights in joined)
     else:
-        found = sum_bags(rows_UxD, joined, atomics)
+        found = sum_bags(rows_UxD, joined, atomics, _entries(order, alike, bags) if order else None)
     sums: dict[str, jax.Array] = {}
     # The gradient of a split is one concatenation; slices would each be padded to the whole and added up. Features lie
     # side by side, [b, F D]: a TPU would give parts of [b, F, D], [b, 1, D] each, 128 times their size.
@@ -115,7 +131,9 @@ def _join(bags: list[tuple[Any, Any]], by_sample: bool) -> tuple[Any, Any]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def sum_bags(rows_UxD: jax.Array, bags: tuple[tuple[Any, Any], ...], atomics: bool = False) -> tuple[jax.Array, ...]:
+def sum_bags(
+    rows_UxD: jax.Array, bags: tuple[tuple[Any, Any], ...], atomics: bool = False, entries: Any = None
+) -> tuple[jax.Array, ...]:
     """Weighted sums of rows. Differentiable in the rows alone.
 
     Args:
@@ -123,6 +141,7 @@ def sum_bags(rows_UxD: jax.Array, bags: tuple[tuple[Any, Any], ...], atomics: bo
       bags: for each size H of a bag: indices of rows, int32 [N, H], beyond U where there is nothing; and
         weights [N, H], or None where all are 1.
       atomics: whether a GPU may add gradients up by atomic operations, in any order.
+      entries: None, or the ids in the order of their rows, as `_entries` gives them.
 
     Returns:
       for each size of a bag the sums, [N, D].
@@ -130,26 +149,54 @@ def sum_bags(rows_UxD: jax.Array, bags: tuple[tuple[Any, Any], ...], atomics: bo
     return tuple(_sum(rows_UxD, inverse_NxH, weights_NxH) for inverse_NxH, weights_NxH in bags)
 
 
-def _forward(rows_UxD: jax.Array, bags: Any, atomics: bool) -> Any:
-    return sum_bags(rows_UxD, bags, atomics), (jnp.zeros_like(rows_UxD), bags)
+def _forward(rows_UxD: jax.Array, bags: Any, atomics: bool, entries: Any) -> Any:
+    return sum_bags(rows_UxD, bags, atomics, entries), (jnp.zeros_like(rows_UxD), bags, entries)
 
 
 def _backward(atomics: bool, saved: Any, sums_grads: Any) -> Any:
-    total_UxD, bags = saved
+    total_UxD, bags, entries = saved
     if by_segments(atomics):
-        return _add_by_rows(len(total_UxD), bags, sums_grads), None
+        row_L, bag_L, weights_L = _sorted_entries(bags) if entries is None else entries
+        return segment_sums(jnp.concatenate(sums_grads), bag_L, row_L, weights_L, len(total_UxD)), None, None
     for (inverse_NxH, weights_NxH), grads_NxD in zip(bags, sums_grads, strict=True):
         total_UxD = _add(total_UxD, inverse_NxH, weights_NxH, grads_NxD)
-    return total_UxD, None
+    return total_UxD, None, None
 
 
 sum_bags.defvjp(_forward, _backward)
 
 
-def _add_by_rows(rows: int, bags: Any, sums_grads: Any) -> jax.Array:
-    """The gradients of the rows, [rows, D]: those of the bags that each is in, in the order of the bags."""
-    grads_NxD = jnp.concatenate(sums_grads)
-    ends = list(itertools.accumulate(len(grads) for grads in sums_grads))
+def _entries(
+    order: SortedIds, alike: Mapping[tuple[int, bool], list[str]], bags: Mapping[str, tuple[Any, Any]]
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Returns what `_sorted_entries` does of the joined bags, from an order that is known; equal rows come in it.
+
+    Args:
+      order: the order.
+      alike: names of the features whose bags are joined, and whether sample by sample.
+      bags: of each feature.
+    """
+    bag_of: dict[str, jax.Array] = {}
+    before = 0
+    for (H, by_sample), names in alike.items():
+        for place, name in enumerate(names):
+            count = len(bags[name][0])
+            first, step = (before + place, len(names)) if by_sample else (before, 1)
+            of_bag_N = first + step * jnp.arange(count, dtype=jnp.int32)
+            bag_of[name] = jnp.broadcast_to(of_bag_N[:, None], (count, H)).ravel()
+            before += 0 if by_sample else count
+        before += len(names) * len(bags[names[0]][0]) if by_sample else 0
+    weights = None
+    if given := [bags[name][1] for name in order.features if bags[name][1] is not None]:
+        every = ((bags[name][0].shape, bags[name][1]) for name in order.features)
+        weights = jnp.concatenate([jnp.ones(s, given[0].dtype).ravel() if w is None else w.ravel() for s, w in every])
+    bag_M = jnp.concatenate([bag_of[name] for name in order.features])
+    return order.row_M, bag_M[order.order_M], None if weights is None else weights[order.order_M]
+
+
+def _sorted_entries(bags: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """The ids of all bags sorted by the row that each names: that row, the bag, and the weight (or None), [L] each."""
+    ends = list(itertools.accumulate(len(inverse) for inverse, _ in bags))
     of_bag = [
         jnp.broadcast_to(jnp.arange(end - len(inverse), end, dtype=jnp.int32)[:, None], inverse.shape).ravel()
         for end, (inverse, _) in zip(ends, bags, strict=True)
@@ -158,11 +205,10 @@ def _add_by_rows(rows: int, bags: Any, sums_grads: Any) -> jax.Array:
     row_L, order_L = jax.lax.sort((index_L, jnp.arange(len(index_L), dtype=jnp.int32)), num_keys=1)
     bag_L = jnp.concatenate(of_bag)[order_L]
     given = [weights for _, weights in bags if weights is not None]
-    weights_L: jax.Array | None = None
-    if given:
-        each = [jnp.ones(inverse.shape, given[0].dtype) if w is None else w for inverse, w in bags]
-        weights_L = jnp.concatenate([weights.ravel() for weights in each])[order_L]
-    return segment_sums(grads_NxD, bag_L, row_L, weights_L, rows)
+    if not given:
+        return row_L, bag_L, None
+    each = [jnp.ones(inverse.shape, given[0].dtype) if w is None else w for inverse, w in bags]
+    return row_L, bag_L, jnp.concatenate([weights.ravel() for weights in each])[order_L]
 
 
 def _sum(rows_UxD: jax.Array, inverse_NxH: jax.Array, weights_NxH: jax.Array | None) -> jax.Array:

@@ -18,7 +18,7 @@ from recjax.embedding.elements import Elements
 from recjax.embedding.exchange.kinds import exchange_of
 from recjax.embedding.exchange.pooled import PoolingExchange
 from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.pooling import pool
+from recjax.embedding.pooling import SortedIds, pool
 from recjax.embedding.residuals import (
     FetchResiduals,
     Gradients,
@@ -95,7 +95,8 @@ class ShardedEmbeddings:
                 operands = fused_lookup_operands(group, tables[group.name], routing.groups[group.name])
             specs = [lookup.spec for lookup in place.lookups]
             atomics = any(self.bound.group(fetched.group).atomics for fetched in place.rows)
-            parts |= pool(specs, _concatenated(place, found.rows), routing.features, samples, operands, atomics)
+            rows, order = _concatenated(place, found.rows), self._order(place, routing)
+            parts |= pool(specs, rows, routing.features, samples, operands, atomics, order)
         elsewhere = {feature.name for exchange in self.bound.pooled for feature in exchange.features}
         pooled: dict[str, Any] = {}
         pieces: dict[str, list[tuple[int, jax.Array]]] = {name: [] for name in elsewhere}
@@ -109,6 +110,20 @@ class ShardedEmbeddings:
             for stream in (stream for of_group in exchange.streams for stream in of_group):
                 pieces[stream.feature.name].append((stream.first, found.vectors[stream.name]))
         return pooled | {name: _assembled(of_feature) for name, of_feature in pieces.items()}
+
+    def _order(self, place: Pool, routing: Routing) -> SortedIds | None:
+        """Returns the order in which a pool's ids were sorted by rows: None unless they are those of one group."""
+        group = self.bound.group(place.rows[0].group)
+        sorted_ids = routing.groups[group.name]
+        if len(place.rows) > 1 or sorted_ids.order_M is None:
+            return None
+        lookups = {lookup.sources[0]: lookup.name for lookup in place.lookups if len(lookup.sources) == 1}
+        if len(lookups) != len(place.lookups) or set(lookups) != {source.name for source in group.sources}:
+            return None
+        features = tuple(lookups[source.name] for source in group.sources)
+        if sum(routing.features[name].inverse.size for name in features) != len(sorted_ids.order_M):
+            return None  # a part of the samples
+        return SortedIds(features, sorted_ids.order_M, sorted_ids.row_M)
 
     def squares(self, gradients: Gradients, scale: jax.Array, homes: Homes) -> dict[str, jax.Array]:
         """Sums the squares of each group's gradients on this device, in an order that no slot has a part in: [] each.

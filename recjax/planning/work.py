@@ -250,7 +250,7 @@ def _called(instruction: Instruction, operands: list[Instruction]) -> Work | Non
 
 
 def _gpu_kernel(kernel: str, operands: list[Array], instruction: Instruction) -> Work:
-    """Returns the work of a kernel of `recjax.gpu_kernels`: of one that updates rows in place theirs; or all arrays."""
+    """Returns the work of a kernel of `recjax.gpu_kernels`: of one that updates rows theirs, else all arrays."""
     if kernel == "update_rows":
         ids, grads = (operands[-3], operands[-2])
         width = grads.size / max(1, ids.size)

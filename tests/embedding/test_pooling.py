@@ -8,8 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.problems import equations
 
+from recjax import kernels
 from recjax.embedding import segment_sums
-from recjax.embedding.pooling import pool, sum_bags
+from recjax.embedding.pooling import SortedIds, pool, sum_bags
 from recjax.embedding.routing.routed import FeatureRouting
 from recjax.embedding.spec import FeatureSpec
 
@@ -114,3 +115,44 @@ def test_no_row_for_every_id_is_held():
 
     analysis = jax.jit(step).lower(jnp.zeros((U, dim)), inverse).compile().memory_analysis()
     assert analysis.temp_size_in_bytes < 4 * b * H * dim / 8
+
+
+def test_an_order_that_is_known_gives_the_gradient_of_a_sort(monkeypatch):
+    """Of features with bags of one size, of another with weights, and of jagged bags, numbered otherwise."""
+    monkeypatch.setattr(segment_sums, "target_platform", lambda: "gpu")
+    rng = np.random.default_rng(0)
+    features = [FeatureSpec("a", "t", 2), FeatureSpec("b", "t", 2), FeatureSpec("c", "t", 3, weighted=True)]
+    features.append(FeatureSpec("d", "t", None))
+
+    def routing(shape, weighted=False, segments=None):
+        weights = jnp.asarray(rng.integers(1, 5, shape), jnp.float32) if weighted else None
+        return FeatureRouting(jnp.asarray(rng.integers(0, 8, shape), jnp.int32), weights, segments)
+
+    segments = jnp.asarray([0, 0, 1, 3, 3, 4, 5], jnp.int32)  # the last one of no sample
+    routed = {
+        "a": routing((5, 2)),
+        "b": routing((5, 2)),
+        "c": routing((5, 3), True),
+        "d": routing((7,), False, segments),
+    }
+    names = ("c", "a", "d", "b")
+    ids = np.concatenate([np.ravel(routed[name].inverse) for name in names])
+    at = np.argsort(ids, kind="stable").astype(np.int32)
+    order = SortedIds(names, jnp.asarray(at), jnp.asarray(ids[at]))
+    rows = jnp.asarray(rng.integers(-9, 10, (7, D)), jnp.float32)
+    upstream = {f.name: jnp.asarray(rng.integers(-9, 10, (5, D)), jnp.float32) for f in features}
+
+    def gradient(order):
+        with kernels.switched_off():
+            pooled, back = jax.vjp(lambda rows: pool(features, rows, routed, 5, order=order), rows)
+        return back({name: upstream[name] for name in pooled})[0]
+
+    expected = np.zeros((8, D))
+    for name, of in routed.items():
+        for place, row in np.ndenumerate(np.asarray(of.inverse)):
+            sample = place[0] if of.segments is None else int(of.segments[place])
+            weight = 1 if of.weights is None else float(of.weights[place])
+            if sample < 5:
+                expected[row] += weight * np.asarray(upstream[name][sample])
+    np.testing.assert_array_equal(gradient(order), expected[:7])
+    np.testing.assert_array_equal(gradient(None), expected[:7])

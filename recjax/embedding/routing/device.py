@@ -22,6 +22,7 @@ from recjax.data.batch import Batch
 from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, Group
 from recjax.embedding.routing.host import local_samples, locate_pooled, most_ids, pack_feature
 from recjax.embedding.routing.routed import FeatureRouting, GroupRouting, RoutedBatch, Routing
+from recjax.embedding.segment_sums import by_segments
 from recjax.embedding.spec import MAX_ROWS
 from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, BATCH_AXES, INSIDE_HOST, MODEL_AXES, Share
 
@@ -53,6 +54,7 @@ class DeviceIds:
       slot_M: int32, in the owner's buffer, where all groups' slots are homes: the host alone has a way to others.
       rank_M: int32, place in the list of rows that this device fetches.
       counts_NxO: int32, how many each list has.
+      order_M: int32, places of these ids in ascending order of bucket and slot.
       relay: None, or what every device as a relay is asked for by those of its host: see `_relay`.
     """
 
@@ -60,6 +62,7 @@ class DeviceIds:
     slot_M: Any
     rank_M: Any
     counts_NxO: Any
+    order_M: Any
     relay: Relay | None
 
 
@@ -180,12 +183,12 @@ def _locate(group: Group, ids: Mapping[str, jax.Array]) -> DeviceIds:
         buckets.append(jnp.where(none_L, group.owners, group.destination(owner_L) if group.owners > 1 else 0))
         slots.append(slot_L)
     bucket_M, slot_M = (jnp.concatenate(x).astype(jnp.int32) for x in (buckets, slots))
-    rank_M, count_O = _rank(bucket_M, slot_M, group.num_peers, group.num_row_lists, group.rows, group.dedup)
+    rank_M, count_O, order_M = _rank(bucket_M, slot_M, group.num_peers, group.num_row_lists, group.rows, group.dedup)
     relay = _relay(group, bucket_M, slot_M, rank_M, count_O) if group.two_step else None
-    return DeviceIds(bucket_M, slot_M, rank_M, count_O[None], relay)
+    return DeviceIds(bucket_M, slot_M, rank_M, count_O[None], order_M, relay)
 
 
-def _rank(bucket_M: Any, slot_M: Any, each: int, lists: int, rows: int, dedup: bool) -> tuple[Any, Any]:
+def _rank(bucket_M: Any, slot_M: Any, each: int, lists: int, rows: int, dedup: bool) -> tuple[Any, Any, Any]:
     """The place of each (bucket, slot) among the distinct ones of its list.
 
     Args:
@@ -197,7 +200,7 @@ def _rank(bucket_M: Any, slot_M: Any, each: int, lists: int, rows: int, dedup: b
       dedup: unless true, equal ones are apart.
 
     Returns:
-      the place, int32 [M], and how many each list has, int32 [lists].
+      the place, int32 [M]; how many each list has, int32 [lists]; and the order of all, int32 [M].
     """
     at = _order(bucket_M, slot_M, each * lists + 1, rows)
     bucket, slot = bucket_M[at], slot_M[at]
@@ -207,7 +210,7 @@ def _rank(bucket_M: Any, slot_M: Any, each: int, lists: int, rows: int, dedup: b
     count = jnp.zeros(lists, jnp.int32).at[of_list].add(first.astype(jnp.int32), mode="drop")
     before = jnp.cumsum(count, dtype=jnp.int32) - count
     rank = jnp.cumsum(first, dtype=jnp.int32) - 1 - before.at[of_list].get(mode="fill", fill_value=0)
-    return jnp.zeros_like(rank).at[at].set(rank, unique_indices=True), count
+    return jnp.zeros_like(rank).at[at].set(rank, unique_indices=True), count, at
 
 
 def _order(bucket_M: Any, slot_M: Any, buckets: int, rows: int) -> Any:
@@ -228,7 +231,7 @@ def _relay(group: Group, bucket_M: Any, slot_M: Any, rank_M: Any, count_O: Any) 
     device_K = jnp.arange(len(bucket_K), dtype=jnp.int32) // len(bucket_M)
     mine = 0 if group.num_row_lists == 1 else jax.lax.axis_index(INSIDE_HOST)
     owner_K = jnp.where(bucket_K // group.num_peers == mine, bucket_K % group.num_peers, group.num_peers)
-    rank_K, count_A = _rank(owner_K, slot_K, 1, group.num_peers, group.rows, group.dedup)
+    rank_K, count_A, _ = _rank(owner_K, slot_K, 1, group.num_peers, group.rows, group.dedup)
     handed_E = jax.lax.all_gather(count_O, INSIDE_HOST)[:, mine]
     return Relay(owner_K, slot_K, rank_K, device_K, place_K, count_A[None], handed_E[None])
 
@@ -272,6 +275,9 @@ def write_routing(bound: BoundPlan, features: Features, located: dict[str, Devic
             slots_OxC = slots_OxC.at[list_M, of.rank_M].set(of.slot_M, mode="drop")  # equal ids write the same
             groups[group.name] = GroupRouting(slots_OxC[None], of.counts_NxO, summed=summed)
         place_M = jnp.where(list_M < lists, list_M * C + of.rank_M, lists * C)
+        if by_segments(group.atomics):  # which would else sort the places once more
+            ordered = dataclasses.replace(groups[group.name], order_M=of.order_M, row_M=place_M[of.order_M])
+            groups[group.name] = ordered
         start = 0
         for source in group.sources:
             size = features[first[source.feature.name]].inverse.size

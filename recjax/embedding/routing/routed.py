@@ -33,6 +33,9 @@ class GroupRouting:
       handed_NxE: None, or int32: how many these are.
       summed: capacity for the rows of one owner that the devices of one replica group ask for, each once; 0 where
         gradients do not travel between such groups.
+      order_M: None, or int32: the places of this device's ids, source after source, in the order of the rows that it
+        fetches: where the devices sort ids themselves, gradients are added up in it.
+      row_M: beside it, the row of each; beyond them all where there is no id.
       touched_NxR: None, or bool: of rows that every device has at hand (`Group.listed`), which ones each device's
         samples have ids of. Then there is nothing else.
     """
@@ -43,6 +46,8 @@ class GroupRouting:
     handed_NxE: Any = None
     summed: int = dataclasses.field(default=0, metadata={"static": True})
     touched_NxR: Any = None
+    order_M: Any = None
+    row_M: Any = None
 
     def fetched_rows(self, group: Group) -> int:
         """Returns how many rows each device fetches for itself, with padding: the index that stands for nothing."""
