@@ -199,7 +199,7 @@ class _Numbers:
     of_batch: Sequence[np.ndarray]
 
     def piece(self, batch: int) -> np.ndarray:
-        """Those of a batch."""
+        """Returns those of a batch."""
         return self.of_batch[batch]
 
 

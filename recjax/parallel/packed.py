@@ -107,7 +107,7 @@ class WordSlot:
 
     @property
     def words_NxE(self) -> np.ndarray:
-        """Those of the batch."""
+        """Words of the batch."""
         return self.words_KxNxE[self.place]
 
 

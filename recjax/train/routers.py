@@ -75,7 +75,7 @@ class RowForm:
         return hash((self.layout, self.local, self.specs, self.dtype, self.resident))
 
     def __hash__(self) -> int:
-        """That of its content, found once: every call of a program asks for it."""
+        """Returns that of its content, found once: every call of a program asks for it."""
         return self._hash
 
     @classmethod

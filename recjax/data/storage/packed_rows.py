@@ -104,7 +104,7 @@ class PackedFile:
         return -(-self.count // CHUNK)
 
     def checksum(self, chunk: int) -> int:
-        """That of CHUNK rows, with their bags."""
+        """Returns that of CHUNK rows, with their bags."""
         rows_BxW = self.rows_RxW[chunk * CHUNK : (chunk + 1) * CHUNK]
         total = zlib.crc32(np.ascontiguousarray(rows_BxW).data)
         if not self.layout.jagged:
@@ -175,7 +175,7 @@ class PackedSplit:
 
     @property
     def bytes(self) -> int:
-        """Of all rows, without bags that differ in size."""
+        """Size of all rows, without bags that differ in size."""
         return int(self._ends[-1]) * self.layout.words * 4
 
     def take(self, numbers_B: np.ndarray, out_BxW: np.ndarray) -> None:
