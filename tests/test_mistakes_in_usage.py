@@ -65,7 +65,7 @@ def test_a_preset_that_is_none(tmp_path, monkeypatch):
         ([], "required: VERB"),
         (["train"], r"required: preset\. For example: recjax train movietweetings .* See `recjax train --help`"),
         (["eval"], r"required: DIR\."),
-        (["predict"], r"required: DIR, --input, --out\."),
+        (["predict"], r"required: DIR, --out\."),
         (["predict", "runs/x"], r"required: --input, --out\."),
         (["train", "movietweetings", "--outt=x"], r"unrecognized argument: --outt=x\. Did you mean --out\? .*--help"),
         (["train", "movietweetings", "--out"], "--out: expected one argument"),

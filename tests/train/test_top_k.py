@@ -48,11 +48,11 @@ def by_sort(users: np.ndarray, vectors: np.ndarray, items: np.ndarray, out: np.n
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("count", "k", "size"), [(700, 20, 64), (2500, 7, 1000), (30, 40, 30)])
+@pytest.mark.parametrize(("count", "k", "size"), [(700, 20, 64), (2500, 30, 1000), (30, 40, 30)])
 def test_the_lists_are_those_of_a_sort_on_any_mesh(count: int, k: int, size: int) -> None:
     """Vectors of small whole numbers: products are exact, and most scores have ties."""
     rng = np.random.default_rng(count)
-    users, vectors = (rng.integers(-2, 3, (n, 3)).astype(np.float32) for n in (USERS + 41, count))
+    users, vectors = (rng.integers(-4, 5, (n, 4)).astype(np.float32) for n in (USERS + 41, count))
     items = np.sort(rng.choice(2 * count, count, replace=False))
     out = rng.uniform(size=(len(users), 2 * count + 3)) < 0.1
     truth = by_sort(users, vectors, items, out, k)
