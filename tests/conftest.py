@@ -62,15 +62,15 @@ jax.config.update("jax_num_cpu_devices", 8)
 # calls them does so under `with jax.numpy_dtype_promotion("standard")`.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+_WIDE = jax.config.read("jax_enable_x64")
 
 
 @pytest.fixture(autouse=True)
 def float32_again() -> Iterator[None]:
     """A command that computes in float64 switches all of the process to it: later tests begin as the first one did."""
-    before = jax.config.read("jax_enable_x64")
     yield
-    if jax.config.read("jax_enable_x64") and not before:
-        jax.config.update("jax_enable_x64", False)
+    if jax.config.read("jax_enable_x64") != _WIDE:
+        jax.config.update("jax_enable_x64", _WIDE)
 
 
 @pytest.fixture(scope="session", autouse=True)

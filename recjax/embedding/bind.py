@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from recjax.embedding.bands import Band, BoundSegment, Fetched, Lookup, Pool, Source, bands
-from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, Group
+from recjax.embedding.layout import ACROSS, IDS, ROWS, SUMMED, BoundPlan, Group
 from recjax.embedding.plan import Plan, check_plan
-from recjax.embedding.pooled.layout import IDS, ROWS, Stream, make_exchanges, make_streams
+from recjax.embedding.pooled.layout import Stream, make_exchanges, make_streams
 from recjax.embedding.row_order import Split
 from recjax.embedding.segment import COPIED, EXACT, HOT, HOT_PER_HOST, OWNED, Exchange, Segment
 from recjax.embedding.sharding import (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
@@ -17,7 +18,7 @@ from jax.sharding import AxisType, Mesh
 
 from recjax.config.run import EmbeddingConfig, RunConfig, TierConfig
 from recjax.config.train import DenseSharding, TrainConfig
-from recjax.data.batch import Batch
+from recjax.data.batch import Batch, Feature, Schema
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource
 from recjax.embedding import reference
@@ -178,7 +179,7 @@ def trainer_of(
         tier=TierConfig(cache_bytes, dram_bytes, disk),
     )
     dense = make_dense(held, bucket_mib, model, problem.tx, dtype, devices, mesh.devices.flat[0].platform)
-    source: Any = problem.source
+    source: Any = problem.source or types.SimpleNamespace(schema=schema_of(problem))
     per_sample = asks_for_samples(model, problem.options.accumulate)
     options = dataclasses.replace(problem.options, per_sample=per_sample)
     number_dropouts(model)
@@ -195,6 +196,14 @@ def trainer_of(
         options=options,
         tasks=problem.tasks,
     )
+
+
+def schema_of(problem: Problem) -> Schema:
+    """The columns of batches that are made up."""
+    rows = {table.name: table.rows for table in problem.tables}
+    features = {f.reads: Feature(f.reads, rows[f.table], f.bag, f.weighted) for f in problem.features}
+    labels = tuple(task.label for task in problem.tasks)
+    return Schema(tuple(f"dense_{k}" for k in range(problem.dense)), tuple(features.values()), labels)
 
 
 @dataclasses.dataclass

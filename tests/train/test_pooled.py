@@ -16,9 +16,9 @@ from recjax.config.train import DenseAdagrad
 from recjax.data.batch import Bags, Batch
 from recjax.data.source import between
 from recjax.embedding.bind import bind
+from recjax.embedding.layout import IDS, ROWS
 from recjax.embedding.optim import RowWiseAdagrad
 from recjax.embedding.plan import Plan
-from recjax.embedding.pooled.layout import IDS, ROWS
 from recjax.embedding.routing import host
 from recjax.embedding.routing.capacity import rung
 from recjax.embedding.segment import Exchange, Segment

@@ -101,7 +101,7 @@ def make_problem(loss: Any) -> Problem:
         own = jnp.sum(user_side * item_side, axis=1)
         of_candidates, candidates, counts = ids, item_side, w > 0
         if loss.negatives:
-            rows = pooled["item.drawn"].rows_BxHxD
+            rows, _ = pooled["item.drawn"].padded(loss.negatives)
             candidates = vectors(dense, "item", [rows.reshape(-1, rows.shape[2])])
             of_candidates, counts = jnp.asarray(drawn_SxN)[step], jnp.repeat(counts, loss.negatives)
             log_q = jnp.zeros(1)  # all alike: it moves no loss

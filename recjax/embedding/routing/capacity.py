@@ -22,8 +22,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
-from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan
-from recjax.embedding.pooled.layout import IDS, ROWS
+from recjax.embedding.layout import ACROSS, IDS, ROWS, SUMMED, BoundPlan
 
 PERIOD = 256  # steps after which sizes may fall
 ROOM = 1.03  # that a first size leaves at least

@@ -11,8 +11,7 @@ from typing import Any
 
 import jax
 
-from recjax.embedding.layout import SUMMED, BoundPlan
-from recjax.embedding.pooled.layout import ROWS
+from recjax.embedding.layout import ROWS, SUMMED, BoundPlan
 from recjax.embedding.quantize import Precision, encoded_bytes
 from recjax.embedding.routing import capacity
 from recjax.lab.bench import breakdown
