@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -216,11 +216,11 @@ def both_vectors(
     before = _forms(kept_state(model))
     with _explained(cls):
         both = call(dense_BxK, {name: x for name, x in pooled.items() if not name.endswith(DRAWN)})
-        drawn = None if rows is None else model.drawn(rows)
+        drawn = None if rows is None else cast(Any, model).drawn(rows)
     _check_kept(cls, before, kept_state(model))
     if not isinstance(both, tuple | list) or len(both) != 2:
         both = (both, None)
-    shape = getattr(both[0], "shape", ())
+    shape: tuple[int, ...] = getattr(both[0], "shape", ())
     if not (len(shape) == 2 and shape[0] == samples and all(_is_floats(x, shape) for x in both)):
         raise ConfigError(
             f"{_named(cls, 'vectors')} gives {' and '.join(map(_described, both))} for {samples} samples. Return two "

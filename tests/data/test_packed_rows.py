@@ -54,8 +54,7 @@ def one_row(block: Batch, row: int) -> list[object]:
     """All values of a row, by a slow reading of the arrays of its block."""
     values = [block.dense[row].tolist(), np.array(block.labels[row]).tolist(), np.array(block.weights[row]).tolist()]
     for name, bags in block.bags.items():
-        ends = None if bags.lengths is None else np.cumsum(bags.lengths)
-        at = row if ends is None else slice(int(ends[row] - bags.lengths[row]), int(ends[row]))
+        at = row if bags.lengths is None else slice(int(bags.lengths[:row].sum()), int(bags.lengths[: row + 1].sum()))
         values.append([name, bags.ids[at].tolist(), None if bags.weights is None else bags.weights[at].tolist()])
     return values
 

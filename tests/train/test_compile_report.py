@@ -146,6 +146,7 @@ def test_of_a_large_batch_the_shares_of_the_first_devices_are_counted(monkeypatc
             exchange = exchange_of(group)
             for event in exchange.events(whole.capacities, B // N, 4):
                 all_NxN = exchange.sent_bytes(event, counts, B // N, 4)
+                assert all_NxN is not None
                 known = all_NxN[:, :2] if event.phase == "row_exchange" else all_NxN[:2]
                 np.testing.assert_array_equal(exchange.sent_bytes(event, some.counts[name], B // N, 4), known)
     monkeypatch.setattr(first_batch, "COUNTED_IDS", 1)

@@ -44,6 +44,7 @@ from recjax.settings.values import Named
 from recjax.train.build import build_trainer
 from recjax.train.step import StepOptions
 from recjax.utils.lazy_arrays import load
+from recjax.utils.phases import Phase
 
 pytestmark = [pytest.mark.full, pytest.mark.light_compile, pytest.mark.few_programs, pytest.mark.shared_programs]
 
@@ -136,11 +137,11 @@ def test_who_sends_what_stays_within_groups(hosts: int, plan: str) -> None:
             truth[n, m] = len(of_host[asker, 0 if plan == "column_wise" else m % 4])
     exchange, counts = exchange_of(group), host.true_counts(group, counted)
     across = {e.phase: e for e in exchange.events(placed.capacities, counted.local, 4) if not e.inside}
-    found = exchange.sent_bytes(across["id_exchange"], counts, counted.local, 4)
+    found = exchange.sent_bytes(across[Phase.ID_EXCHANGE], counts, counted.local, 4)
     assert truth[:4, :4].any() and truth[4:, 4:].any()
     np.testing.assert_array_equal(found, truth * 4)
     (columns,) = {int(group.columns.start(1))}
-    rows = exchange.sent_bytes(across["row_exchange"], counts, counted.local, 4)
+    rows = exchange.sent_bytes(across[Phase.ROW_EXCHANGE], counts, counted.local, 4)
     np.testing.assert_array_equal(rows, truth.T * columns * 4)
 
 

@@ -19,7 +19,7 @@ from recjax.data.batch import Batch
 from recjax.data.pipeline import Order, batches
 from recjax.data.source import BLOCK_ROWS
 from recjax.data.synthetic.clicks import Synthetic
-from recjax.data.synthetic.stream import ZipfStream
+from recjax.data.synthetic.stream import ZipfStream, ZipfStreamSource
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import make_plan
@@ -130,7 +130,8 @@ def _source(kind: str, features: int, bag: int) -> Any:
     if kind == "synthetic":
         return Synthetic(rows=rows, ids_per_bag=(bag,)).open()
     source = ZipfStream(rows=rows, ids_per_bag=(bag,), distinct_blocks=8).open()
-    source.draw("train")
+    if isinstance(source, ZipfStreamSource):  # as it is without a folder
+        source.draw("train")
     return source
 
 
