@@ -85,8 +85,9 @@ def available_on_gpu(dtype: DTypeLike, width: int, size: int) -> bool:
       width: columns of a row: 16, 32, 64 or 128.
       size: values of the largest array, whose places are int32.
     """
-    fits = jnp.dtype(dtype) == jnp.float32 and width in (16, 32, 64, 128) and size < 2**31
-    return fits and not _off and os.environ.get(CHOICE, "") != "off" and target_platform() == "gpu"
+    if _off or os.environ.get(CHOICE, "") == "off" or target_platform() != "gpu":  # where sizes may be symbols
+        return False
+    return jnp.dtype(dtype) == jnp.float32 and width in (16, 32, 64, 128) and size < 2**31
 
 
 def distinct(keys_L: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray] | None:

@@ -66,7 +66,7 @@ def test_a_preset_that_is_none(tmp_path, monkeypatch):
         (["train"], r"required: preset\. For example: recjax train movietweetings .* See `recjax train --help`"),
         (["eval"], r"required: DIR\."),
         (["predict"], r"required: DIR, --out\."),
-        (["predict", "runs/x"], r"required: --input, --out\."),
+        (["predict", "runs/x"], r"required: --out\."),
         (["train", "movietweetings", "--outt=x"], r"unrecognized argument: --outt=x\. Did you mean --out\? .*--help"),
         (["train", "movietweetings", "--out"], "--out: expected one argument"),
         (["train", "movietweetings", "--out", "x", "seed"], r"argument: seed\. Settings are written KEY=VALUE"),

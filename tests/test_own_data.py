@@ -61,11 +61,8 @@ def test_a_table_where_a_preset_or_a_dataset_should_be(tmp_path, monkeypatch, na
     """Whether it exists or not."""
     monkeypatch.chdir(tmp_path)
     how = ("`recjax train table data.from=.* data.label=COLUMN`", "docs/guides/own_data.md")
-    named = (
-        ("Write the table as Parquet or CSV first",) if name.endswith(".jsonl") else (f"data.from={name} data.label",)
-    )
     for _ in range(2):
-        refused = assert_refused(inside("train", name), 2, f"{name} is no preset", *how, *named)
+        refused = assert_refused(inside("train", name), 2, f"{name} is no preset", *how, f"data.from={name} data.label")
         assert "movietweetings" not in refused
         assert_refused(inside("data", "prepare", name, "--out", "new"), 2, f"unknown dataset '{name}'", *how)
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -11,6 +11,7 @@ from support.processes import environment, free_port
 
 from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.data.storage import blocks
+from recjax.data.storage.packed_rows import PackedSplit
 
 pytestmark = [
     pytest.mark.full,
@@ -21,13 +22,13 @@ pytestmark = [
 ]
 
 NOTED = """
-from recjax.data.storage.blocks import PreparedSource
-def noted(self, split, index, plain=PreparedSource.read):
+from recjax.data.storage.packed_rows import PackedSplit
+def noted(self, numbers_B, out_BxW, plain=PackedSplit.take):
     with open(LOG, "a") as log:
-        print(split, index, file=log)
-    return plain(self, split, index)
-if PreparedSource.read.__name__ != "noted":  # a supervisor starts its program again
-    PreparedSource.read = noted
+        print(*numbers_B.tolist(), sep="\\n", file=log)
+    return plain(self, numbers_B, out_BxW)
+if PackedSplit.take.__name__ != "noted":  # a supervisor starts its program again
+    PackedSplit.take = noted
 """
 BLOCKS = 37
 
@@ -65,14 +66,14 @@ def run(preset, tmp_path_factory):
 
 
 def evaluated(run, log, processes, *options):
-    """Returns what `recjax eval` of so many processes says; each notes in the file `log` what it reads.
+    """Returns what `recjax eval` of so many processes says; each notes in the file `log` which rows it reads.
 
     The only process is this one.
     """
     before, command = NOTED.replace("LOG", repr(str(log))), ("eval", run, "mesh.devices=4", *options, "--json")
     if processes == 1:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(blocks.PreparedSource, "read", blocks.PreparedSource.read)  # it is put back
+            patch.setattr(PackedSplit, "take", PackedSplit.take)  # it is put back
             exec(before, {})
             return inside(*command).result
     port, started = free_port(), []
@@ -84,11 +85,12 @@ def evaluated(run, log, processes, *options):
     return json.loads(ends[0][0])
 
 
-def test_four_processes_read_each_block_once_and_say_what_one_says(run, tmp_path):
+def test_four_processes_read_each_row_once_and_say_what_one_says(run, tmp_path):
     alone, together = tmp_path / "alone", tmp_path / "together"
     assert evaluated(run, together, 4) == evaluated(run, alone, 1)
-    reads = Counter(together.read_text().splitlines())
-    assert reads == Counter(f"test {number}" for number in range(BLOCKS)) == Counter(alone.read_text().splitlines())
+    reads = Counter(together.read_text().split())
+    rows = sum(block(number).size for number in range(BLOCKS))
+    assert reads == Counter(str(row) for row in range(rows)) == Counter(alone.read_text().split())
 
 
 def test_slices_and_groups_of_a_split_too_large_to_be_kept(run):
