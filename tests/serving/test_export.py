@@ -254,8 +254,6 @@ def test_models_that_cannot_leave(tmp_path):
     with pytest.raises(ConfigError, match="computes in float64"):
         write(double, state, 0, tmp_path / "made")
     trainer = build_trainer(recjax.load(HISTORY, [*ROWS, "mesh.devices=1"]))
-    with pytest.raises(ConfigError, match=r"feature 'sparse_1' is jagged and not pooled, .* written as ONNX"):
-        write(trainer, trainer.init_state(), 0, tmp_path / "made", format="onnx")
     with pytest.raises(ConfigError, match=r"--user: feature 'sparse_1' is jagged and not pooled"):
         write(trainer, trainer.init_state(), 0, tmp_path / "made", user=["sparse_1"])
     file = own_model.write(tmp_path / "own")

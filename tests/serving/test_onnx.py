@@ -1,5 +1,7 @@
 """`recjax export --format onnx`: onnxruntime gives what the dense oracle gives, for every model and encoding."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -156,3 +158,10 @@ def test_what_is_not_known_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="computes in bfloat16, which onnxruntime does not multiply"):
         write(trainer, state, 0, tmp_path / "made", format="onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_bags_of_any_size_that_are_not_pooled_are_refused(tmp_path):
+    history = Path(__file__).parents[1] / "models" / "history_preset.py"
+    trainer = build_trainer(recjax.load(str(history), [*ROWS, "mesh.devices=1"]))
+    with pytest.raises(ConfigError, match=r"feature 'sparse_1' is jagged and not pooled, .* written as ONNX"):
+        write(trainer, trainer.init_state(), 0, tmp_path / "made", format="onnx")
