@@ -13,6 +13,8 @@ WIDE = {
     "embedding/test_hot_rows.py::test_tables_stay_as_they_are": "train/test_hot_periods.py",
     "multiprocess/test_elastic.py::test_unequal_data_and_a_stalled_process": "its neighbour, and test_distributed.py",
     "multiprocess/test_python.py::test_fit_in_two_processes[initialize": "multiprocess/test_elastic.py kills, too",
+    "models/test_din.py::test_two_processes": "its meshes, and multiprocess/test_equal.py",
+    "multiprocess/test_two_sided.py::test_two_processes_train_and_rank_as_one[ccl": "[softmax]",
     "planning/test_balance_presets.py": "planning/test_balance.py has the same by hand-worked cases",
     "serving/test_damaged_exports.py::test_many_edits_of_a_sealed_manifest[records-0": "[records-1048576], [plain-0]",
     "serving/test_export.py::test_models_and_encodings[bfloat16": "[int4] and [none], and test_on_disk.py",
