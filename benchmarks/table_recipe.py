@@ -168,7 +168,7 @@ def of_source(source: BlockSource) -> pa.Table:
 
 
 def tables(wheel: Path, movielens: Path | None, split_seed: int, as_presets: bool) -> dict[str, Callable[[], pa.Table]]:
-    """What makes each data set, by name."""
+    """Returns, by name of the data set, a function that makes its table."""
     tweets, ratings = (0.7, 0.1), (0.7, 0.1)
     if as_presets:
         tweets, ratings = ((0.8 * (1 - share), 0.8 * share) for share in (0.0112, 0.02))

@@ -99,7 +99,7 @@ class Schema:
 
 
 def wrong_groups(schema: Schema) -> str:
-    """Says what is wrong with the groups of a schema; "" if nothing is."""
+    """Returns the first fault of the groups of a schema, in words; "" if there is none."""
     jagged = {feature.name for feature in schema.features if feature.bag is None}
     taken: dict[str, str] = {}
     for number, group in enumerate(schema.groups):

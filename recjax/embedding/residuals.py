@@ -112,8 +112,8 @@ class UpdateContext(NamedTuple):
     step: jax.Array
     rate: jax.Array
     seed: int = 0
-    homes: Homes = {}  # noqa: RUF012  # nobody writes to it
-    learning_rates: Mapping[str, jax.Array] = {}  # noqa: RUF012
+    homes: Homes = {}  # nobody writes to it
+    learning_rates: Mapping[str, jax.Array] = {}  # likewise
 
 
 class Proposed(NamedTuple):

@@ -46,7 +46,7 @@ class OwnerSlots:
 
 
 class SlotExchange:
-    """Tells all processes what each has decided for its own rows. All call it alike, batch after batch."""
+    """Sends each process's decisions about its own rows to all others. All call it alike, batch after batch."""
 
     def __init__(self, bound: BoundPlan, mesh: Mesh) -> None:
         """Exchanges slots of the caches of a plan on these devices."""

@@ -227,7 +227,7 @@ def steps_per_call(trainer: Trainer) -> int:
 
 
 def _host_between(trainer: Trainer) -> str:
-    """Says what the host does between two steps; "" if nothing."""
+    """Returns, in words, the work that the host has to do between two steps; "" if there is none."""
     if trainer.bound.cached:
         return "with tier.device_bytes, rows come from the host and go there"
     if trainer.gives_rows:

@@ -63,7 +63,7 @@ def write(events, folder):
 
 
 def decoded(source):
-    """What prepared data hold, in the same form."""
+    """Reads prepared data: split -> rows in the form of `rows_of`."""
     encoder = open_encoder(source.path)
     values = {}
     for feature, map_ in zip(encoder.features, encoder.maps, strict=True):
@@ -139,6 +139,8 @@ def test_mistakes_in_settings():
         dataclasses.replace(LOG, group="u")
     with pytest.raises(ConfigError, match="split=random:0.8,0.1,0.1 does not go with sequences, whose rows hold"):
         dataclasses.replace(LOG, split="random:0.8,0.1,0.1")
+    with pytest.raises(ConfigError, match="ages is 1: one bucket tells nothing"):
+        dataclasses.replace(LOG, ages=1)
     with pytest.raises(ConfigError, match="max_length"):
         dataclasses.replace(LOG, max_length=0)
 

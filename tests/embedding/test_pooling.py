@@ -118,7 +118,7 @@ def test_no_row_for_every_id_is_held():
 
 
 def test_an_order_that_is_known_gives_the_gradient_of_a_sort(monkeypatch):
-    """Of features with bags of one size, of another with weights, and of jagged bags, numbered otherwise."""
+    """Sums of fixed bags, of weighted ones and of jagged ones, whose ids the sorted order numbers in another order."""
     monkeypatch.setattr(segment_sums, "target_platform", lambda: "gpu")
     rng = np.random.default_rng(0)
     features = [FeatureSpec("a", "t", 2), FeatureSpec("b", "t", 2), FeatureSpec("c", "t", 3, weighted=True)]

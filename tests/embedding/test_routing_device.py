@@ -101,7 +101,7 @@ def test_both_give_the_same_arrays(of: Any, devices: int, hosts: int, parts: int
 
 
 def test_short_capacities_are_refused_or_told() -> None:
-    """Those that the host knows; and those that only the program finds."""
+    """The host refuses sizes that it knows to be short; of all others the program tells how large they must be."""
     bound: BoundPlan = build(TABLES, FEATURES, 3)
     device = DeviceRouter(bound, mesh_of(3), np.float32)
     batch = make_batch(bound, 20, 0)

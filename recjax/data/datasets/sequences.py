@@ -41,9 +41,8 @@ class Sequences(Table):
     max_length: int = 200  # events of a history at most, the newest
     # Columns of an event that the history tells beside its item, with options as in list(...): rating,kind:hash=1000
     history: tuple[str, ...] = ()
-    ages: int = (
-        20  # buckets of the seconds between an event and the row's own one, which the history tells; 0: not told
-    )
+    # Buckets of the seconds between an event and the row's own one, which the history tells; 0: it does not
+    ages: int = 20
     # event: a row for each event that trains. user: a row for as many as max_length, the events before the last of them
     # being its history. Events that validate or test have a row each. auto: event if there is a label, else user
     rows: Literal["auto", "event", "user"] = "auto"
@@ -56,6 +55,8 @@ class Sequences(Table):
             )
         super().__post_init__()
         check_ranges(self, max_length=(1, 2**20), ages=(0, 10_000))
+        if self.ages == 1:
+            raise ConfigError("ages is 1: one bucket tells nothing of an age. Give 2 or more, or 0 to leave ages out.")
         if self.apart or self.base:
             option = self.apart[0] if self.apart else "base"
             raise ConfigError(

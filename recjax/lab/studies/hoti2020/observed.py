@@ -258,7 +258,7 @@ def _transport(of: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Row]:
 
 
 def _why_window(slower: Iterable[float], bound: str) -> str:
-    """Says why a smaller window makes something so many times slower: what bounds it, or that nothing does."""
+    """Returns what makes something so many times slower with a smaller window, in words, or that nothing does."""
     return bound if max(slower) > 1.01 else "what a connection has to send at once is less than a window"
 
 
