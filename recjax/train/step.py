@@ -293,7 +293,7 @@ def make_train_step(
 ) -> jax.stages.Wrapped:
     """Returns the jitted training step, or K steps in one program. It donates the state and works on tables in place.
 
-    Collectives: those that the shardings list (embedding/sharding/), one all-reduce of (dense gradients, sum of w*l,
+    Collectives: those that the shardings list (embedding/exchange/), one all-reduce of (dense gradients, sum of w*l,
     sum of w) in dense_grads, and, where tables are sharded, one of a few integers in finite_check, by which all devices
     agree on whether the step counts (one, and one for each table group whose optimizer keeps slots); and, to clip, one
     of a single float in clip (both within each replica group, if all groups hold the same). `dense` may ask for an
@@ -426,8 +426,8 @@ def make_predict(
     """Returns the jitted forward pass: predict(state, inputs) -> logits [N * b], split over the mesh.
 
     For tasks it gives the outputs of all: [N * b, O]; with `vectors`, of a model of two sides, the vectors of users and
-    of items, [N * b, E] each. Of `PackedBatches`, of one batch, it gives beside them the sizes
-    that the batch needs, by name: where these are more than `inputs.sizes`, the logits are wrong.
+    of items, [N * b, E] each. Of `PackedBatches`, of one batch, it gives beside them the sizes that the batch needs, by
+    name: where these are more than `inputs.sizes`, the logits are wrong.
 
     It takes the state of a training step whose `StepOptions.late` is `late`.
 
