@@ -44,13 +44,13 @@ _COUNTED = 10**18  # and no further: of thousands of lists the number of runs ha
 _KEY_PART = r"""(?:"(?:[^"\\\n]++|\\.)*+"|'[^'\n]*+'|[^\s=.,\[\]{}#"']++)"""
 _DOT = r"[ \t]*+\.[ \t]*+"
 # Texts of several lines and comments, which are passed over; a key of 65 parts, a.b.c...; shorter ones, and values.
-_TOML_TOKEN = re.compile(
+_TOML_TOKEN = re.compile(  # no group that can fail half-way is possessive: wrong before Python 3.11.5 (gh-106052)
     rf"""
-    "{{3}}(?:[^"\\]++|\\.|"{{1,2}}(?!"))*+(?:"{{3,5}}+|\\?\Z)
-    |'{{3}}(?:[^']++|'{{1,2}}(?!'))*+(?:'{{3,5}}+|\Z)
+    "{{3}}(?:[^"\\]++|\\.|"{{1,2}}(?!"))*(?:"{{3,5}}+|\\?\Z)
+    |'{{3}}(?:[^']++|'{{1,2}}(?!'))*(?:'{{3,5}}+|\Z)
     |[#][^\n]*+
     |(?P<long>(?:{_KEY_PART}{_DOT}){{64}})
-    |{_KEY_PART}(?:{_DOT}{_KEY_PART})*+
+    |{_KEY_PART}(?:{_DOT}{_KEY_PART})*
     """,
     re.VERBOSE | re.DOTALL,
 )
