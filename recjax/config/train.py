@@ -25,6 +25,7 @@ from recjax.errors import ConfigError
 from recjax.settings.values import check_ranges
 
 _MOST = 2**31 - 1  # steps, which are counted in int32
+_AUTO_STEPS, _AUTO_SAMPLES = 16, 2**18  # most of a call of the program: steps, and samples of one accelerator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,6 +288,16 @@ class TrainConfig:
             raise ConfigError(f"accumulate is {self.accumulate}, but batch_size is {self.batch_size}: lower it.")
         if self.keep_checkpoints < 2:
             raise ConfigError("keep_checkpoints must be at least 2: the older one is used if the newest is damaged.")
+
+    def wanted_steps(self, platform: str, devices: int) -> int:
+        """Returns how many steps `steps_per_call` makes one program, where the host is not needed between them.
+
+        "auto" is 1 on CPUs. An accelerator would wait for the host between steps of some milliseconds: there it is 16,
+        and fewer where as many batches hold more than 262,144 samples a device.
+        """
+        if self.steps_per_call != "auto":
+            return self.steps_per_call
+        return 1 if platform == "cpu" else max(1, min(_AUTO_STEPS, _AUTO_SAMPLES // -(-self.batch_size // devices)))
 
     def _check_groups(self) -> None:
         if self.average_precision != "float32" and self.replica_sync != "average":

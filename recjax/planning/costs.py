@@ -21,6 +21,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -37,7 +38,15 @@ _HANDING = ((), ("ids",), ("features",), ("ids", "devices"), ("features", "devic
 _OTHER_CODE = {"batched_matmul": ("m", "n", "k"), "gather": ("row_bytes",), "scatter": ("row_bytes",)}
 _SWEEPS = 4  # over all sizes, of evening out
 _LINE = 64  # bytes of a cache line
-_DTYPES = {"f32": "flops_f32", "bf16": "flops_bf16", "f16": "flops_bf16", "f64": "flops_f64"}
+# The rate of a dtype's operations, and how many of them one takes: float32 in three products of TensorFloat32.
+_RATES = {
+    "tf32": ("flops_tf32", 1),
+    "tf32x3": ("flops_tf32", 3),
+    "bf16": ("flops_bf16", 1),
+    "f16": ("flops_bf16", 1),
+    "f64": ("flops_f64", 1),
+}
+_ROUNDED = re.compile(r"tf32(x3)?$")  # float32 whose products are rounded on the way in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +86,10 @@ class Costs:
         kernel = self.machine.kernel(work.kernel)
         if kernel is not None and kernel.points:
             return self._among(work, kernel, self._grid(work.kernel, kernel).at(work.sizes))
+        if kernel is None and _ROUNDED.search(work.kernel):  # as far off the roofline as products of float32
+            plain = dataclasses.replace(work, kernel=_ROUNDED.sub("f32", work.kernel))
+            cost, ratio = self.of(plain), roofline_us(work, self.machine) / roofline_us(plain, self.machine)
+            return dataclasses.replace(cost, us=cost.us * ratio)
         return Cost(roofline_us(work, self.machine) / (kernel.efficiency if kernel else 1.0))
 
     def _among(self, work: Work, kernel: Kernel, cost: Cost) -> Cost:
@@ -303,7 +316,9 @@ def roofline_us(work: Work, machine: Machine) -> float:
 
 
 def _flops(dtype: str, machine: Machine) -> float:
-    return machine.rate(_DTYPES.get(dtype, "flops_f32"), machine.rate("flops_f32"))
+    """Operations a second that count as those of a dtype; where the machine does not say, as those of float32."""
+    name, passes = _RATES.get(dtype, ("flops_f32", 1))
+    return machine.rate(name) / passes if name in machine.rates else machine.rate("flops_f32")
 
 
 def _lookup_us(work: Work, machine: Machine) -> float:

@@ -15,7 +15,7 @@ _WAYS = {
 }
 # Of the other panels: no colour of a way, so that each colour means one thing.
 _CHOSEN, _OTHER = PALETTE[3], PALETTE[7]
-_PARTS = {"tables": PALETTE[4], "dense": PALETTE[6], "batch": PALETTE[8], "temporaries": PALETTE[9]}
+_PARTS = {"tables": PALETTE[4], "dense": PALETTE[6], "batch": PALETTE[8], "temporaries": PALETTE[9], "rows": PALETTE[7]}
 _GIB, _MIB = 2**30, 2**20
 _MOST = 24  # tables that have a bar
 
@@ -57,10 +57,12 @@ def _plans(panel: Any, found: dict[str, Any]) -> None:
 
 def _memory(panel: Any, bytes_of: dict[str, float]) -> None:
     plain(panel)
-    whole = sum(bytes_of[part] for part in _PARTS)
+    whole = bytes_of["total"]
     size_of, unit = (_GIB, "GiB") if whole >= _GIB / 10 else (_MIB, "MiB")
     below = 0.0
     for part, colour in _PARTS.items():
+        if part not in bytes_of:
+            continue
         size = bytes_of[part] / size_of
         panel.bar([0], [size], bottom=below, color=colour, label=f"{part}, {size_text(bytes_of[part])}", width=0.5)
         below += size

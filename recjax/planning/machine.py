@@ -45,6 +45,7 @@ HOST = tuple(name for name in SIZES if name.startswith("host_") or name == "devi
 # name -> unit, and whether a machine may lack it
 RATES: dict[str, tuple[str, bool]] = {
     "flops_f32": ("FLOP/s", False),
+    "flops_tf32": ("FLOP/s", True),
     "flops_bf16": ("FLOP/s", True),
     "flops_f64": ("FLOP/s", True),
     "memory": ("B/s", False),

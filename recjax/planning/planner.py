@@ -58,9 +58,12 @@ class Planner:
         """A step of these sizes."""
         q = self.question
         graph, lists = sketch(found, dense or q.dense, q.machine.shared), found.lists
+        resident = "rows" in q.memory(found)
         host = dataclasses.replace(
             q.host,
-            placed_bytes=q.host.placed_bytes + int(sum(lists) * 4 * q.host.devices),
+            placed_bytes=4 * q.host.samples if resident else q.host.placed_bytes + int(sum(lists) * 4 * q.host.devices),
+            source="resident" if resident else q.host.source,
+            in_rows=q.host.in_rows and not (found.host_routes or found.vectors),
             placed_arrays=q.host.placed_arrays + 2 * len(lists),
             arguments=q.host.arguments + 4 * len(lists),
             routes=found.host_routes,

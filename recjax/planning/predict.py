@@ -40,10 +40,12 @@ class HostWork:
       devices: how many it runs on.
       workers: threads that read and route ahead; 0: the main thread does.
       routes: whether the host finds the distinct rows, and not the devices.
-      source: kind of the data that are read.
+      source: kind of the data that are read; "packed" if rows of them are taken, "resident" if their numbers suffice.
       ordered: whether samples are read as they lie, and not in an order that was drawn.
       hosts: that share all this evenly, each for its own devices.
       routed: the ids by the way in which they are routed; () if rows are listed for all of them.
+      steps: K, of a call of the program.
+      in_rows: whether samples travel as rows of words, which the threads that read lay out for a call.
     """
 
     samples: int
@@ -59,6 +61,8 @@ class HostWork:
     ordered: bool = False
     hosts: int = 1
     routed: tuple[Routed, ...] = ()
+    steps: int = 1
+    in_rows: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,37 +186,48 @@ def _beside_host(graph: Graph, costs: Costs, host_us: float, least_us: float, de
 def _stages(costs: Costs, host: HostWork, launches: int) -> tuple[dict[str, Cost], tuple[str, ...]]:
     """Costs of the stages of one of the hosts, and which of them the machine does not know.
 
+    What is placed and dispatched once a call counts by its share of a step. Where rows of the data are taken, or their
+    numbers, a machine that was measured without that says nothing of reading: what it knows of blocks is far more.
+
     Args:
       costs: of the machine.
       host: what the hosts do.
       launches: of kernels in a step, by each device.
     """
-    arrays, arguments = max(1, host.placed_arrays), max(1, host.arguments)
-    devices = host.devices / host.hosts
+    arrays = 1.0 if host.in_rows else float(max(1, host.placed_arrays) * host.steps)
+    arguments, devices = max(1, host.arguments), host.devices / host.hosts
     sizes = {"ids": max(1.0, host.ids / host.hosts), "features": float(max(1, host.features))}
     wanted: dict[str, Mapping[str, float]] = {
         "host_read": {"samples": max(1.0, host.samples / host.hosts), **sizes},
         "host_route": {},
         "host_pack": {},
-        "host_place": {"bytes": max(1.0, host.placed_bytes / host.hosts), "arrays": float(arrays), "devices": devices},
+        "host_place": {
+            "bytes": max(1.0, host.placed_bytes * host.steps / host.hosts),
+            "arrays": arrays,
+            "devices": devices,
+        },
         "host_dispatch": {"arguments": float(arguments), "devices": devices},
     }
     read = f"host_read.{host.source}"
-    if host.ordered and read not in costs.machine.kernels:
+    by_row = host.source in ("packed", "resident")
+    if host.ordered and not by_row and read not in costs.machine.kernels:
         read += "_in_order"
     stages: dict[str, Cost] = {}
     missing = []
     for stage, of_stage in wanted.items():
         name = read if stage == "host_read" else stage
         cost = Cost(0.0)
-        if stage == "host_route" and not host.routes:
+        if (stage == "host_route" and not host.routes) or (stage == "host_pack" and host.in_rows):
             pass
+        elif stage == "host_read" and by_row and read not in costs.machine.kernels:
+            missing.append(stage)
         elif stage == "host_dispatch" and costs.machine.knows(name):
             call = costs.host(name, arguments=float(arguments), devices=devices)
             launched_us = launches * costs.machine.overhead("launch")  # each device has a thread for that
-            cost = Cost(call.us + launched_us, call.cores)
+            cost = Cost(call.us / host.steps + launched_us, call.cores)
         elif costs.machine.knows(name):
             cost = _routing(costs, host, name, devices) if not of_stage else costs.host(name, **of_stage)
+            cost = Cost(cost.us / host.steps, cost.cores) if stage == "host_place" else cost
         elif stage == "host_place" and "host_link" in costs.machine.rates:
             cost = Cost(host.placed_bytes / host.devices / costs.machine.rate("host_link") * 1e6)  # each has its own
         else:

@@ -26,6 +26,8 @@ class Question:
       settings: budgets.
       open_bucket, open_routing: whether the config leaves buckets and routing open.
       cache_bytes: of a device, for rows that are spread over devices; 0: all of them are there.
+      resident_bytes: of all training rows, where they may lie on every device; 0: the host reads them.
+      resident_always: whether they lie there whether or not they fit.
     """
 
     demand: Demand
@@ -36,6 +38,8 @@ class Question:
     open_bucket: bool = True
     open_routing: bool = True
     cache_bytes: int = 0
+    resident_bytes: float = 0.0
+    resident_always: bool = False
 
     @property
     def budget_bytes(self) -> float:
@@ -44,8 +48,16 @@ class Question:
         return budget(self.machine, work.devices * work.replicas, self.settings.memory_gib)
 
     def memory(self, sizes: StepSizes) -> dict[str, float]:
-        """Bytes of a device: see `memory.needed`."""
-        return needed(sizes, self.dense, self.cache_bytes)
+        """Bytes of a device: see `needed`; and those of the training "rows", if all lie there."""
+        memory = needed(sizes, self.dense, self.cache_bytes)
+        rows_bytes = self.resident_bytes if self.host.in_rows and not (sizes.host_routes or sizes.vectors) else 0.0
+        total = memory["total"] + rows_bytes
+        fits = (
+            rows_fit(rows_bytes, self.budget_bytes, memory["tables"] + memory["dense"]) and total <= self.budget_bytes
+        )
+        return (
+            memory | {"rows": rows_bytes, "total": total} if rows_bytes and (fits or self.resident_always) else memory
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +94,7 @@ class Answer:
       ways: of each table.
       prediction: of a step under it, from sizes alone.
       plain: the same under the plain rule.
-      memory: bytes of a device: see `memory.needed`.
+      memory: bytes of a device: see `Question.memory`.
       bucket_mib: of dense gradients.
       routing: who routes, "host", "device" or, if nothing is known of the host, "auto".
       choices: decisions that concern all tables, each with the next best: JSON values, see `explained`.
@@ -128,6 +140,11 @@ def needed(sizes: StepSizes, dense: DenseSizes, cache_bytes: int = 0) -> dict[st
         "temporaries": _ALIVE * sizes.fetched_bytes + _ACTIVATIONS * item * b / dense.accumulate * widths,
     }
     return found | {"total": sum(found.values())}
+
+
+def rows_fit(rows_bytes: float, device_bytes: float, state_bytes: float) -> bool:
+    """Returns whether all training rows take at most half of what the state leaves: the rest is for temporaries."""
+    return rows_bytes <= (device_bytes - state_bytes) / 2
 
 
 def budget(machine: Machine, devices: int, memory_gib: float) -> float:

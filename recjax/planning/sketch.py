@@ -19,7 +19,7 @@ from recjax.planning.work import Work, gather, matmul, scatter, sort
 from recjax.utils.phases import Phase
 
 _ID = 4.0  # bytes of an id
-_ITEM = {"bf16": 2, "f32": 4, "f64": 8}  # bytes of an operand
+_ITEM = {"bf16": 2, "tf32": 4, "tf32x3": 4, "f32": 4, "f64": 8}  # bytes of an operand
 
 
 class _Writer:

@@ -140,7 +140,7 @@ class DenseSizes:
       leaves: arrays of parameters.
       pairs: (vectors, D) of a dot interaction; None without.
       columns: of all pooled vectors of a sample.
-      dtype: that products are done in, as XLA calls it.
+      dtype: that products are done in, see `work.matmul`.
       bucket_bytes: as `recjax.train.dense` has it; 0: gradients are sent after the backward pass.
       sharded: whether a device holds 1/N of parameters.
       accumulate: parts in which a device's samples are processed.

@@ -36,6 +36,7 @@ _BY_SHARE = ("reduce", "concatenate", "pad", "gather")  # as much of an operand 
 # Calls of recjax-kernels: where among operands and results stand one of [B, ...] and one of [K, N].
 DENSE_CALLS = {"recjax_dense_forward": (0, 1), "recjax_dense_into_input": (2, 0), "recjax_dense_into_kernel": (0, 3)}
 _GPU_KERNEL = re.compile(r"/recjax_(\w+)/pallas_call")
+_ROUNDED = re.compile(r"dot_tf32_tf32_f32(_x3)?\b", re.IGNORECASE)  # how a GPU multiplies float32, if it says so
 _NARROW = ("bf16", "f16")
 _STRIDE_BYTES = 1024  # from one row to the next, of which columns fall into few sets: on a CPU three times as slow
 _VIEWS = ("bitcast", "reshape")  # which hand on what they are given
@@ -281,7 +282,7 @@ def _library_product(left: Array, right: Array, instruction: Instruction) -> Wor
     moved = left.bytes + right.bytes + result.bytes
     if min(m, n, k) > _INTERACTING:
         k, batch = batch * k, 1
-    return matmul(m, n, k, batch, left.dtype, _layout(instruction.attributes, left, right), moved)
+    return matmul(m, n, k, batch, _factors(instruction, left), _layout(instruction.attributes, left, right), moved)
 
 
 def _layout(attributes: str, left: Array, right: Array) -> str:
@@ -305,7 +306,13 @@ def _product(instruction: Instruction, left: Array, right: Array) -> Work:
     layout = "n" if contracted_left[-1:] == (len(left.dims) - 1,) else "t"
     layout += "t" if contracted_right[-1:] == (len(right.dims) - 1,) else "n"
     moved = left.bytes + right.bytes + instruction.bytes
-    return matmul(m, n, k, count, left.dtype, layout, moved)
+    return matmul(m, n, k, count, _factors(instruction, left), layout, moved)
+
+
+def _factors(instruction: Instruction, left: Array) -> str:
+    """Returns the dtype of a product's factors: "tf32" or "tf32x3" if float32 is rounded on the way in."""
+    rounded = _ROUNDED.search(instruction.attributes)
+    return f"tf32{(rounded.group(1) or '')[1:].lower()}" if rounded else left.dtype
 
 
 def matmul(m: int, n: int, k: int, batch: int, dtype: str, layout: str, moved: float) -> Work:
@@ -316,7 +323,8 @@ def matmul(m: int, n: int, k: int, batch: int, dtype: str, layout: str, moved: f
       n: columns of the right one.
       k: what is summed over.
       batch: how many products.
-      dtype: of the operands, as XLA calls it.
+      dtype: of the operands, as XLA calls it; or "tf32" or "tf32x3", float32 multiplied in one or three products of
+        TensorFloat32.
       layout: "nn", or with t where an operand lies transposed: the left one as [k, m], the right one as [n, k]. One of
         "tn" is counted as "strided_tn" where the columns of the left one lie in few sets of a cache.
       moved: bytes of operands and result.

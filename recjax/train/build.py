@@ -19,6 +19,7 @@ from recjax.config.run import HotConfig, RunConfig
 from recjax.data.batch import RowLayout
 from recjax.data.datasets.own_table import Table
 from recjax.data.source import SPLITS, BlockSource, mean_ids, require_rows, rows_of, split_to_measure
+from recjax.data.storage.blocks import PreparedSource
 from recjax.embedding.plan import Plan
 from recjax.errors import ConfigError
 from recjax.models.dcnv2 import DCNv2Config
@@ -28,13 +29,15 @@ from recjax.planning.graph import read_graph
 from recjax.planning.machine import Machine
 from recjax.planning.machine_file import open_machine
 from recjax.planning.predict import HostWork, Prediction, predict
+from recjax.planning.question import rows_fit
 from recjax.planning.routed import routed
 from recjax.settings.values import written
 from recjax.train.agreement import gather
 from recjax.train.compile_only import abstract_batches, abstract_state
 from recjax.train.first_batch import Sample, sample
 from recjax.train.planned import by_machine, plan_of
-from recjax.train.routers import HostRouter, PackedBatches, ResidentRows
+from recjax.train.routers import HostRouter, PackedBatches, ResidentRows, RowForm
+from recjax.train.step_log import steps_per_call
 from recjax.train.table_specs import check_shared_values, specs
 from recjax.train.trainer import Trainer, assemble_trainer
 from recjax.train.two_sided import add_drawn
@@ -61,7 +64,7 @@ def of_trainer(
 
 def _host(trainer: Trainer, found: Sample, state: Any, inputs: PackedBatches, machine: Machine) -> HostWork:
     train, words = trainer.config.train, inputs.words_KxNxE
-    shares = train.batch_size / max(1, found.samples)
+    shares, on_disk = train.batch_size / max(1, found.samples), isinstance(trainer.source, PreparedSource)
     of_ways = routed(trainer.bound, lambda feature: shares * found.ids_of[feature.reads])
     return HostWork(
         samples=train.batch_size,
@@ -73,10 +76,12 @@ def _host(trainer: Trainer, found: Sample, state: Any, inputs: PackedBatches, ma
         devices=trainer.bound.all_devices,
         workers=train.workers,
         routes=isinstance(trainer.router, HostRouter),
-        source=trainer.config.data.kind,
+        source="resident" if trainer.resident else "packed" if on_disk else trainer.config.data.kind,
         ordered=not train.shuffle,
         hosts=1 if machine.shared else trainer.config.mesh.hosts,
         routed=of_ways,
+        steps=steps_per_call(trainer),
+        in_rows=isinstance(inputs.form, RowForm),
     )
 
 
@@ -172,7 +177,7 @@ def resident_rows(trainer: Trainer) -> ResidentRows | None:
         leaves = jax.tree.leaves(abstract_state(trainer))
         state_bytes = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
         needed = 4 * count * RowLayout(trainer.source.schema).words
-        if count >= 2**31 or (limit and needed > (limit - state_bytes) / 2):
+        if count >= 2**31 or (limit and not rows_fit(needed, limit, state_bytes)):
             why = f"they take {needed / 1e9:,.1f} GB"
         elif (rows := rows_of(trainer.source, "train", pack=True)) is None:
             why = "the data are not prepared on disk, or could not be packed there. Prepare them, `recjax data prepare`"

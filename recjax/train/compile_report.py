@@ -85,7 +85,8 @@ def _memory(trainer: Trainer, capacities: dict[str, int], compiled: jax.stages.C
     """Bytes of one device.
 
     Returns:
-      "tables", "slots" (of their optimizer), "dense" (parameters), "dense_optimizer", "batch": what the step is given;
+      "tables", "slots" (of their optimizer), "dense" (parameters), "dense_optimizer", "batch", "rows" (of the
+      training, where all lie on every device): what the step is given;
       "temporaries": most that it holds beside that at a time, as the compiler says; "total" of all these and of results
       that take no argument's place. And two parts of the temporaries, each of which may be there more than once (for
       the way back, say): "fetched_rows", those of all exchanges with their padding, and "pooled", a vector for
@@ -103,6 +104,7 @@ def _memory(trainer: Trainer, capacities: dict[str, int], compiled: jax.stages.C
         "dense": _bytes(state.dense),
         "dense_optimizer": _bytes(state.opt),
         "batch": _bytes(inputs),
+        "rows": _bytes(trainer.resident.shape) if trainer.resident else 0,
         "temporaries": stats.temp_size_in_bytes,
         "total": stats.argument_size_in_bytes
         + stats.temp_size_in_bytes
@@ -124,6 +126,7 @@ _NAMES = {
     "dense": "dense parameters",
     "dense_optimizer": "their optimizer's state",
     "batch": "batch and routing",
+    "rows": "all training rows",
     "temporaries": "temporaries, at most; of these",
     "fetched_rows": "  fetched rows, once",
     "pooled": "  pooled vectors, once",
@@ -142,7 +145,8 @@ def to_text(result: dict[str, Any]) -> str:
         f"counting took {result['seconds']['count']:.0f} s, compiling {result['seconds']['compile']:.0f} s",
         "",
     ]
-    rows = [["memory of a device", "GiB"], *([text, _gib(memory[name])] for name, text in _NAMES.items())]
+    named_bytes = [(text, memory[name]) for name, text in _NAMES.items() if name != "rows" or memory[name]]
+    rows = [["memory of a device", "GiB"], *([text, _gib(size)] for text, size in named_bytes)]
     lines += [*aligned([*rows, ["all", _gib(memory["total"])]]), ""]
     if result["fits"] is not None:
         has, needs = result["memory_gib"], memory["total"] / 2**30

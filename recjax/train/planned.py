@@ -24,8 +24,9 @@ from jax.sharding import Mesh
 
 from recjax import settings
 from recjax.config.run import HotConfig, RunConfig
-from recjax.data.batch import Schema
+from recjax.data.batch import RowLayout, Schema
 from recjax.data.source import BlockSource, mean_ids
+from recjax.data.storage.blocks import PreparedSource
 from recjax.embedding.bind import with_owners
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.plan import Plan
@@ -45,6 +46,7 @@ from recjax.planning.resolve import add_hot_rows, resolve, workload
 from recjax.planning.step_sizes import DenseSizes, total_ids
 from recjax.planning.tier_choice import choose, room
 from recjax.train.module import parameters
+from recjax.train.routers import RowForm
 from recjax.train.run import sources
 from recjax.train.table_specs import dims, specs
 from recjax.train.tasks import outputs_for, tasks_of
@@ -125,6 +127,11 @@ def question(
     work, train = workload(config, source, tables, features, shape), config.train
     dense, ids = dense_sizes(config, source.schema, tables, features), total_ids(work, tables)
     on_device = device.routes(train.routing, machine.platform, not config.embedding.hot.refresh)
+    layout, on_disk = RowLayout(source.schema), isinstance(source, PreparedSource)
+    in_rows = on_device and not getattr(config.model, "two_sided", False) and RowForm.fits(layout, features)
+    row_bytes = 4 * layout.words * int(source.row_counts("train").sum()) if on_disk and in_rows else 0
+    if train.resident == "never" or (train.resident == "auto" and machine.shared):
+        row_bytes = 0
     host = HostWork(
         samples=train.batch_size,
         ids=math.ceil(ids),
@@ -135,9 +142,11 @@ def question(
         devices=math.prod(shape),
         workers=train.workers,
         routes=not on_device,
-        source=config.data.kind,
+        source="packed" if on_disk else config.data.kind,
         ordered=not train.shuffle,
         hosts=1 if machine.shared else config.mesh.hosts,
+        steps=train.wanted_steps(machine.platform, math.prod(shape)),
+        in_rows=in_rows,
     )
     demand = Demand(tables, features, work, config.embedding.exchange, not on_device)
     return Question(
@@ -149,6 +158,8 @@ def question(
         config.planner.buckets and not train.bucket_mib,
         train.routing == "auto",
         config.tier.bytes_of("device_bytes"),
+        row_bytes,
+        train.resident == "always",
     )
 
 
@@ -344,7 +355,7 @@ def to_text(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-_DTYPES = {"bfloat16": "bf16", "float64": "f64"}
+_DTYPES = {"tensorfloat32": "tf32", "tensorfloat32x3": "tf32x3", "bfloat16": "bf16", "float64": "f64"}
 
 
 def dense_sizes(

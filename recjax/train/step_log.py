@@ -203,22 +203,10 @@ class StepLog(contextlib.AbstractContextManager["StepLog"]):
             self._silent.close()
 
 
-_AUTO_SAMPLES = 2**18  # of all steps of a call together, on one accelerator
-_AUTO_STEPS = 16
-
-
 def steps_per_call(trainer: Trainer) -> int:
-    """Returns how many steps `train.steps_per_call` makes one program: 1 where the host is needed between two steps.
-
-    "auto" is 1 on CPUs. An accelerator would wait for the host between steps of some milliseconds: there it is 16, and
-    fewer where as many batches hold more than 262,144 samples a device.
-    """
-    train, platform = trainer.config.train, trainer.mesh.devices.flat[0].platform
-    if train.steps_per_call == "auto":
-        local = -(-train.batch_size // trainer.bound.all_devices)
-        wanted = 1 if platform == "cpu" else max(1, min(_AUTO_STEPS, _AUTO_SAMPLES // local))
-    else:
-        wanted = train.steps_per_call
+    """Returns `TrainConfig.wanted_steps`, or the steps to an event; 1 where the host is needed between two steps."""
+    train = trainer.config.train
+    wanted = train.wanted_steps(trainer.mesh.devices.flat[0].platform, trainer.bound.all_devices)
     if why := _host_between(trainer):
         if train.steps_per_call not in ("auto", 1):
             messages.info(f"note: train.steps_per_call={wanted} is taken as 1: {why} between two steps.")

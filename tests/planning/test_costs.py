@@ -253,3 +253,20 @@ def test_more_owners_that_pool_take_longer_than_was_measured_and_more_devices_do
     assert costs.host("host_route", **where).us == pytest.approx(1000 * 8 / 100)
     assert costs.host("host_route.split_pooled", **where).us == pytest.approx(1000 * 32 / 100)
     assert costs.host("host_route.pooled", **where).us == pytest.approx(1000 * 8 / 100)  # nothing is known of them
+
+
+@pytest.mark.parametrize(("variant", "passes"), [("tf32", 1), ("tf32x3", 3)])
+def test_products_of_tensorfloat32_go_by_its_rate_and_three_of_them_take_three_times_as_long(variant, passes):
+    """An H100: 494.5 TFLOP/s by the data sheet, of which a product reaches 0.7; in three passes 2.46 times float32."""
+    sheet, size = Costs(open_machine("h100")), {"m": 4096, "n": 4096, "k": 4096}
+    by_hand = passes * 2 * 4096**3 / 494.5e12 / 0.7 * 1e6
+    assert us(sheet, f"matmul.nn_{variant}", **size) == pytest.approx(by_hand)
+    assert us(sheet, "matmul.nn_f32", **size) / by_hand == pytest.approx(494.5 / 67 / passes)
+    # A machine on which float32 was measured, at half of its rate, is as far off the other; one without it as slow.
+    measured_us = 2 * 2 * 64**3 / 1e9 * 1e6
+    points = [(64, 64, 64, measured_us)]
+    plain = measured("matmul.f32", points)
+    assert us(plain, f"matmul.nn_{variant}", m=64, n=64, k=64) == pytest.approx(measured_us)
+    rates = plain.machine.rates | {"flops_tf32": Quantity(4e9, "FLOP/s", "a test")}
+    faster = Costs(dataclasses.replace(plain.machine, rates=rates))
+    assert us(faster, f"matmul.nn_{variant}", m=64, n=64, k=64) == pytest.approx(measured_us * passes / 4)

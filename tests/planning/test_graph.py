@@ -309,3 +309,23 @@ def test_numbers_rounded_to_16_bits_on_the_way_cost_beside_those_that_are_writte
 def test_a_long_row_counts_as_several():
     assert gather(36, 4096, 2**20, 144).sizes == {"rows": 288, "row_bytes": 512, "table_bytes": 2**20}
     assert scatter(36, 512, 2**20, 144, "add").sizes == {"rows": 36, "row_bytes": 512, "table_bytes": 2**20}
+
+
+@pytest.mark.parametrize("passes", ["", "_x3"])
+def test_products_say_how_a_gpu_rounds_their_factors(passes):
+    """In XLA's own words for an H200: of a product that it compiles itself, and of one by a library."""
+    own, by_library = f"dot_tf32_tf32_f32{passes}", f"ALG_DOT_TF32_TF32_F32{passes.upper()}"
+    graph = read_graph(FORK.replace("rhs_contracting_dims={0}", f"rhs_contracting_dims={{0}}, algorithm={own}"), 4)
+    kernels = [work.kernel for node in graph.nodes for work in node.works if work.kernel.startswith("matmul")]
+    assert kernels == [f"matmul.nn_tf32{passes[1:]}", "matmul.nt_f32"]
+    text = f"""
+HloModule jit_train_step, is_scheduled=true
+
+ENTRY %main (x: f32[64,32], w: f32[32,16]) -> f32[64,16] {{
+  %x = f32[64,32] parameter(0)
+  %w = f32[32,16] parameter(1)
+  ROOT %call = f32[64,16] custom-call(%x, %w), custom_call_target="__cublas$gemm", config={{"algorithm":"{by_library}"}}
+}}
+"""
+    (work,) = read_graph(text, 1).nodes[0].works
+    assert work.kernel == f"matmul.nn_tf32{passes[1:]}" and work.flops == 2 * 64 * 32 * 16

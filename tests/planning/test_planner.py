@@ -31,7 +31,9 @@ DENSE = DenseSizes(((16, 16), (16, 1)), 300, 1, 4, None, 32)
 HOST = HostWork(1, 1, 1, 1, 1, 1, 8, 2)
 
 
-def asked(*shapes, devices=8, batch=8192, machine=H200, exchange=None, hosts=1, dedup=True, **settings):
+def asked(
+    *shapes, devices=8, batch=8192, machine=H200, exchange=None, hosts=1, dedup=True, host_routes=True, **settings
+):
     """Tables t0, t1, ... of (rows, D, ids of a bag, share of a device's ids that are distinct)."""
     tables = tuple(TableSpec(f"t{n}", rows, dim, Sgd(0.1)) for n, (rows, dim, _, _) in enumerate(shapes))
     features = tuple(FeatureSpec(t.name, t.name, ids) for t, (_, _, ids, _) in zip(tables, shapes, strict=True))
@@ -40,7 +42,7 @@ def asked(*shapes, devices=8, batch=8192, machine=H200, exchange=None, hosts=1, 
         for t, (_, _, ids, share) in zip(tables, shapes, strict=True)
     }
     work = Workload(Profile(uses, "by hand"), batch, devices, hosts, dedup=dedup)
-    demand = Demand(tables, features, work, exchange or Exchange(kind="auto"))
+    demand = Demand(tables, features, work, exchange or Exchange(kind="auto"), host_routes)
     host = dataclasses.replace(HOST, samples=batch, devices=devices)
     return Question(demand, DENSE, machine, host, PlannerConfig(**settings))
 
@@ -190,6 +192,25 @@ def test_memory_counts_tables_dense_and_batch_by_their_sizes():
     assert found["tables"] == 250 * 64
     assert found["dense"] == 4 * 300 * 3  # parameters, one slot each, gradients
     assert found["total"] == sum(size for name, size in found.items() if name != "total")
+
+
+def test_memory_counts_rows_that_every_device_holds_where_they_fit():
+    """By hand: 5,000 rows of 7 words beside a table of 16,000 bytes a device and a dense part of 3,600."""
+    question, ways = asked((1000, 16, 1, 1.0), devices=4, batch=400, host_routes=False), {"t0": "rows"}
+    in_rows = dataclasses.replace(question.host, in_rows=True)
+    question = dataclasses.replace(question, host=in_rows, resident_bytes=4 * 5000 * 7)
+    found, state = question.memory(sizes(question.demand, ways)), 250 * 64 + 4 * 300 * 3
+    rest = needed(sizes(question.demand, ways), DENSE)["total"]
+    assert found["rows"] == 140_000 and found["total"] == rest + 140_000
+    assert Planner(question).predicted(sizes(question.demand, ways)).host.source == "resident"
+    for budget, fits in ((state + 2 * 140_000, True), (state + 2 * 140_000 - 8, False)):  # half of what is left
+        limited = dataclasses.replace(question, settings=PlannerConfig(memory_gib=budget / GIB))
+        found = limited.memory(sizes(question.demand, ways))
+        assert found.get("rows", 0) == 140_000 * fits and found["total"] == rest + 140_000 * fits
+        asked_for = dataclasses.replace(limited, resident_always=True).memory(sizes(question.demand, ways))
+        assert asked_for["total"] == rest + 140_000
+    by_host = dataclasses.replace(question, host=dataclasses.replace(in_rows, in_rows=False))
+    assert by_host.memory(sizes(question.demand, ways))["total"] == rest
 
 
 def test_a_thousand_tables_on_128_devices_are_planned_in_thirty_seconds():

@@ -96,6 +96,44 @@ def test_dispatching_a_step_goes_by_the_arrays_that_it_is_called_with():
         assert found.stages["host_dispatch"] == pytest.approx(us), arguments
 
 
+def test_what_is_done_once_a_call_is_shared_by_its_steps():
+    """By hand: 320 us of dispatch over 16 steps; 16 batches of 1 MB placed together at 80 us a MB are 80 us a step.
+
+    Each of 10 kernels is launched in every step, 0.5 us each. Samples in rows are one array, which nobody packs.
+    """
+    dispatch = Kernel(1.0, "measured", (Point({"arguments": 64.0, "devices": 1.0}, 320.0),))
+    points = [Point({"bytes": b, "arrays": a, "devices": 1.0}, 80 * b / 1e6 * a) for b in (1e6, 16e6) for a in (1, 16)]
+    machine = with_stages(MACHINE, pack=40.0)
+    kernels = {"host_dispatch": dispatch, "host_place": Kernel(1.0, "measured", tuple(points))}
+    overheads = MACHINE.overheads | {"launch": Quantity(0.5, "us", "a test")}
+    machine = dataclasses.replace(machine, shared=False, kernels=machine.kernels | kernels, overheads=overheads)
+    nodes = tuple(Node(f"n{n}", "copy", "", "kernel", (Work("copy", {"bytes": 8.0}, 0.0, 8.0),), ()) for n in range(10))
+    host = dataclasses.replace(HOST, devices=1, placed_bytes=10**6, placed_arrays=1, arguments=64)
+    stages = [
+        predict(Graph(nodes), machine, dataclasses.replace(host, steps=steps, in_rows=in_rows)).stages
+        for steps, in_rows in ((1, False), (16, False), (16, True))
+    ]
+    assert [round(of["host_dispatch"], 6) for of in stages] == [325, 25, 25]
+    assert [round(of["host_place"], 3) for of in stages] == [80, 16 * 80, 80]
+    assert [round(of["host_pack"], 6) for of in stages] == [40, 40, 0]
+
+
+def test_rows_that_are_taken_and_those_on_the_devices_are_read_as_was_measured_of_them():
+    """What a machine knows of blocks says nothing of them."""
+    point = Point({"samples": 1000.0, "features": 8.0, "ids": 8000.0}, 700.0)
+    blocks = {name: Kernel(1.0, "measured", (point,)) for name in ("host_read", "host_read.in_order")}
+    rows = {
+        f"host_read.{name}": Kernel(1.0, "measured", (dataclasses.replace(point, us=us),))
+        for name, us in (("packed", 90.0), ("resident", 20.0))
+    }
+    for kernels, expected in ((blocks, {"packed": 0, "resident": 0}), (blocks | rows, {"packed": 90, "resident": 20})):
+        machine = dataclasses.replace(MACHINE, kernels=kernels)
+        for source, us in expected.items():
+            for ordered in (False, True):
+                found = predict(step(64), machine, dataclasses.replace(HOST, source=source, ordered=ordered))
+                assert round(found.stages["host_read"], 6) == us and ("host_read" in found.missing) == (not us)
+
+
 def test_a_kernel_on_all_cores_takes_longer_beside_the_threads_of_the_host():
     kernels = {
         "copy": Kernel(1.0, "measured", (Point({"bytes": 1e9}, 100.0, 1.0),)),

@@ -12,13 +12,19 @@ from recjax.config.presets import load
 from recjax.config.run import RunConfig
 from recjax.data.batch import Batch
 from recjax.data.storage.blocks import PreparedSource, write_prepared
+from recjax.embedding.plan import make_plan
 from recjax.errors import ConfigError, DataError
+from recjax.planning.machine_file import open_machine
+from recjax.planning.planner import Planner, exact_sizes
 from recjax.train.build import build_trainer
+from recjax.train.compile_report import on_paper, to_text
+from recjax.train.planned import question
 from recjax.train.trainer import Trainer
 
 pytestmark = [pytest.mark.light_compile(optimised=True), pytest.mark.few_programs]
 
 DATA = ("data.rows=400,300,50", "data.ids_per_bag=1,3,1", "data.train_rows=500", "data.test_rows=0")
+PARTS = ("tables", "slots", "dense", "dense_optimizer", "batch", "temporaries")
 TRAIN = ("train.batch_size=40", "train.shuffle=true", "train.shuffle_blocks=3", "train.routing=device", "seed=7")
 
 
@@ -109,3 +115,22 @@ def test_rows_that_cannot_lie_on_devices_are_refused(tmp_path: Path) -> None:
             )
     with pytest.raises(ConfigError, match="not prepared on disk"):
         build_trainer(config("train.resident=always"), None, ["train"])
+
+
+def test_a_plan_counts_the_rows_that_every_device_holds(tmp_path: Path) -> None:
+    """By hand: 500 rows of 5 ids, 4 dense features, a label and a weight; a CPU's devices have them if they must."""
+    source = write(tmp_path / "data")
+    needed = 4 * 500 * (5 + 4 + 1 + 1)
+    on_disk = ["data=prepared", f"data.path={tmp_path / 'data'}", *TRAIN]
+    for resident, machine, rows in (("auto", "h100", needed), ("never", "h100", 0), ("always", "h100", needed)):
+        asked = question(load("synthetic", [*on_disk, f"train.resident={resident}"]), source, open_machine(machine))
+        exact = exact_sizes(asked.demand, make_plan("auto", asked.demand.tables))
+        memory = asked.memory(exact)
+        assert memory.get("rows", 0) == rows and sum(memory.values()) == 2 * memory["total"]
+        assert Planner(asked).predicted(exact).host.source == ("resident" if rows else "packed")
+    for resident, rows in (("auto", 0), ("always", needed)):
+        compiled = on_paper(load("synthetic", [*on_disk, f"train.resident={resident}"]))
+        assert compiled["memory"]["rows"] == rows
+        assert ("all training rows" in to_text(compiled)) == bool(rows)
+        without = compiled["memory"]["total"] - rows
+        assert without == pytest.approx(sum(compiled["memory"][name] for name in PARTS), abs=2000)

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from recjax.data.batch import Batch
+from recjax.data.batch import Batch, RowBatch, RowLayout, validate
 from recjax.data.pipeline import Order, batches
 from recjax.data.source import BLOCK_ROWS
 from recjax.data.synthetic.clicks import Synthetic
@@ -61,8 +61,15 @@ _SWEPT_BYTES = 2**25
 _ROUTED_FOR = (1, 2, 8, 64)  # devices, which need not be here
 # Class of a stage's ids, see `recjax.planning.routed` -> the plan that they are routed by.
 _PLANS = {"": "row_wise", ".pooled": "table_wise", ".split_pooled": "row_wise"}
-# Prepared data are read much as a stream is repeated, shuffled or not; the others are drawn.
-_SOURCES = {"": "host_read", "in_order": "host_read.in_order", "synthetic": "host_read.synthetic"}
+# Blocks are read as a stream is repeated, shuffled or not, or are drawn. Of packed rows those of a batch are taken, and
+# of rows on the devices their numbers.
+_SOURCES = {
+    "": "host_read",
+    "in_order": "host_read.in_order",
+    "synthetic": "host_read.synthetic",
+    "packed": "host_read.packed",
+    "resident": "host_read.resident",
+}
 
 
 def host_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
@@ -132,7 +139,31 @@ def _source(kind: str, features: int, bag: int) -> Any:
     source = ZipfStream(rows=rows, ids_per_bag=(bag,), distinct_blocks=8).open()
     if isinstance(source, ZipfStreamSource):  # as it is without a folder
         source.draw("train")
-    return source
+    return _InRows(source) if kind in ("packed", "resident") else source
+
+
+class _InRows:
+    """Data whose training rows lie in memory, packed, as those of prepared data do once they have been read."""
+
+    def __init__(self, source: Any) -> None:
+        self.schema, self.layout = source.schema, RowLayout(source.schema)
+        self._counts = source.row_counts("train")[: Order.shuffle_blocks]  # a window
+        self._rows_RxW = np.concatenate(
+            [self.layout.pack(source.read("train", number))[0] for number in range(len(self._counts))]
+        )
+        self.bytes = self._rows_RxW.nbytes
+
+    def row_counts(self, split: str) -> np.ndarray:
+        return self._counts
+
+    def rows(self, split: str, pack: bool = False) -> Any:
+        return self
+
+    def take(self, numbers_B: np.ndarray, out_BxW: np.ndarray) -> None:
+        np.take(self._rows_RxW, numbers_B, axis=0, out=out_BxW, mode="clip")
+
+    def columns(self, numbers_B: np.ndarray, rows_BxW: np.ndarray) -> Batch:
+        return self.layout.columns(rows_BxW, np.zeros(0, np.int32))
 
 
 class _Turn:
@@ -159,7 +190,20 @@ class _Turn:
         looked_up = tuple(FeatureSpec(name, name) for name in names)
         plan = make_plan(_PLANS[way], tables, Exchange(kind="pooled" if way else "rows"))
         self._bound = bind(plan, tables, looked_up, devices)
-        self._batches = batches(source, "train", samples, shuffle=kind != "in_order", workers=0)
+        by_row, layout = kind in ("packed", "resident"), RowLayout(source.schema)
+        words = np.zeros((samples, layout.words if kind == "packed" else 1), np.int32)  # of a call, here of one step
+
+        def lay_out(batch: RowBatch) -> RowBatch:
+            """Does what a training does with rows, see `RowForm.pack`."""
+            if kind == "packed":
+                batch.take(words[: batch.size])
+                validate(batch, source.schema)
+            else:
+                words[: batch.size, 0] = batch.numbers_B
+            return batch
+
+        how: dict[str, Any] = {"transform": lay_out, "check": False} if by_row else {}
+        self._batches = batches(source, "train", samples, shuffle=kind != "in_order", workers=0, **how)
         self._sizes: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
 

@@ -199,7 +199,9 @@ def picture(result: dict[str, Any]) -> bytes | None:
         )
         time.set_ylabel("ms a step")
         colours = {"tables": plots.BLUE, "dense": plots.GREEN, "batch": plots.GREY, "temporaries": plots.ORANGE}
-        sizes = {part: [row["memory_gib"][part] for row in rows] for part in colours}
+        if any("rows" in row["memory_gib"] for row in rows):
+            colours["rows"] = plots.PALETTE[4]
+        sizes = {part: [row["memory_gib"].get(part, 0.0) for row in rows] for part in colours}
         plots.stacked(memory, names, sizes, colours.values(), upright=True)
         usable = rows[0]["usable_gib"]
         if usable < 3 * max(map(sum, zip(*sizes.values(), strict=True))):
