@@ -143,9 +143,8 @@ def test_routing_on_the_devices_gives_what_the_host_gives(dedup: bool, gpus: int
     routed = host.route(batch, size, 1)
     sizes = {**routed.required_capacities, "sparse_2": 2**16}
     found, _, _ = apart(device, device.put([InFlight(batch, device.route(batch, size, 1))], sizes))
-    sorted_too = {  # which the host does not keep
-        name: dataclasses.replace(of, order_M=None, row_M=None) for name, of in found.routing.groups.items()
-    }
+    none = dict.fromkeys(("order_M", "row_M", "start_U", "slot_M"))  # of the order of ids, which the host does not keep
+    sorted_too = {name: dataclasses.replace(of, **none) for name, of in found.routing.groups.items()}
     found = dataclasses.replace(found, routing=dataclasses.replace(found.routing, groups=sorted_too))
     rooms = {name: of.slots_NxOxC.shape[2] for name, of in found.routing.groups.items()}  # on one GPU for all ids
     truth, _, _ = apart(host, host.put([InFlight(batch, routed)], {**sizes, **rooms}))

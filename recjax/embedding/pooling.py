@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
 from typing import Any, NamedTuple
@@ -35,11 +36,18 @@ class SortedIds(NamedTuple):
       features: whose ids are numbered one after the other.
       order_M: int32, their numbers in that order.
       row_M: int32, ascending: the fetched row of each; beyond them where there is none.
+      start_U: int32, of each fetched row the first place in that order; M of one that is not there.
+      table_RxD: None, or the rows of a table on this device, from which bags may be summed instead of fetched
+        rows.
+      slot_M: beside it, the row of each id there, in the order of the numbers; R where there is none.
     """
 
     features: tuple[str, ...]
     order_M: jax.Array
     row_M: jax.Array
+    start_U: jax.Array
+    table_RxD: jax.Array | None = None
+    slot_M: jax.Array | None = None
 
 
 def pool(
@@ -80,7 +88,7 @@ def pool(
     elif kernels.available(rows_UxD.dtype):
         found = tuple(kernels.bags(rows_UxD, inverse, weights) for inverse, weights in joined)
     else:
-        found = sum_bags(rows_UxD, joined, atomics, _entries(order, alike, bags) if order else None)
+        found = sum_bags(rows_UxD, joined, atomics, _at_home(order, alike, bags), _entries(order, alike, bags))
     sums: dict[str, jax.Array] = {}
     # The gradient of a split is one concatenation; slices would each be padded to the whole and added up. Features lie
     # side by side, [b, F D]: a TPU would give parts of [b, F, D], [b, 1, D] each, 128 times their size.
@@ -132,7 +140,11 @@ def _join(bags: list[tuple[Any, Any]], by_sample: bool) -> tuple[Any, Any]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def sum_bags(
-    rows_UxD: jax.Array, bags: tuple[tuple[Any, Any], ...], atomics: bool = False, entries: Any = None
+    rows_UxD: jax.Array,
+    bags: tuple[tuple[Any, Any], ...],
+    atomics: bool = False,
+    at_home: Any = None,
+    entries: Any = None,
 ) -> tuple[jax.Array, ...]:
     """Weighted sums of rows. Differentiable in the rows alone.
 
@@ -141,41 +153,64 @@ def sum_bags(
       bags: for each size H of a bag: indices of rows, int32 [N, H], beyond U where there is nothing; and
         weights [N, H], or None where all are 1.
       atomics: whether a GPU may add gradients up by atomic operations, in any order.
+      at_home: None, or a table that has all rows, and the bags with indices of its rows.
       entries: None, or the ids in the order of their rows, as `_entries` gives them.
 
     Returns:
       for each size of a bag the sums, [N, D].
     """
-    return tuple(_sum(rows_UxD, inverse_NxH, weights_NxH) for inverse_NxH, weights_NxH in bags)
+    rows_RxD, bags = at_home or (rows_UxD, bags)
+    return tuple(_sum(rows_RxD, inverse_NxH, weights_NxH) for inverse_NxH, weights_NxH in bags)
 
 
-def _forward(rows_UxD: jax.Array, bags: Any, atomics: bool, entries: Any) -> Any:
-    return sum_bags(rows_UxD, bags, atomics, entries), (jnp.zeros_like(rows_UxD), bags, entries)
+def _forward(rows_UxD: jax.Array, bags: Any, atomics: bool, at_home: Any, entries: Any) -> Any:
+    return sum_bags(rows_UxD, bags, atomics, at_home, entries), (jnp.zeros_like(rows_UxD), bags, entries)
 
 
 def _backward(atomics: bool, saved: Any, sums_grads: Any) -> Any:
     total_UxD, bags, entries = saved
     if by_segments(atomics):
-        row_L, bag_L, weights_L = _sorted_entries(bags) if entries is None else entries
-        return segment_sums(jnp.concatenate(sums_grads), bag_L, row_L, weights_L, len(total_UxD)), None, None
+        row_L, bag_L, weights_L, start_U = entries or (*_sorted_entries(bags), None)
+        grads_NxD = jnp.concatenate(sums_grads)
+        sums_UxD = segment_sums(grads_NxD, bag_L, row_L, weights_L, len(total_UxD), start_T=start_U)
+        return sums_UxD, None, None, None
     for (inverse_NxH, weights_NxH), grads_NxD in zip(bags, sums_grads, strict=True):
         total_UxD = _add(total_UxD, inverse_NxH, weights_NxH, grads_NxD)
-    return total_UxD, None, None
+    return total_UxD, None, None, None
 
 
 sum_bags.defvjp(_forward, _backward)
 
 
+def _at_home(
+    order: SortedIds | None, alike: Mapping[tuple[int, bool], list[str]], bags: Mapping[str, tuple[Any, Any]]
+) -> Any:
+    """Returns the table that has all rows, and the joined bags with its rows, for `sum_bags`; None if there is none."""
+    if order is None or order.table_RxD is None or order.slot_M is None:
+        return None
+    shapes = [bags[name][0].shape for name in order.features]
+    parts = jax.lax.split(order.slot_M, [math.prod(shape) for shape in shapes])
+    slots = {name: part.reshape(shape) for name, part, shape in zip(order.features, parts, shapes, strict=True)}
+    of_table = [
+        _join([(slots[name], bags[name][1]) for name in names], by_sample) for (_, by_sample), names in alike.items()
+    ]
+    return order.table_RxD, tuple(of_table)
+
+
 def _entries(
-    order: SortedIds, alike: Mapping[tuple[int, bool], list[str]], bags: Mapping[str, tuple[Any, Any]]
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Returns what `_sorted_entries` does of the joined bags, from an order that is known; equal rows come in it.
+    order: SortedIds | None, alike: Mapping[tuple[int, bool], list[str]], bags: Mapping[str, tuple[Any, Any]]
+) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array] | None:
+    """Returns what `_sorted_entries` does of the joined bags, and where rows start, from an order that is known.
+
+    Equal rows come in it.
 
     Args:
-      order: the order.
+      order: the order; None: it is not known.
       alike: names of the features whose bags are joined, and whether sample by sample.
       bags: of each feature.
     """
+    if order is None:
+        return None
     bag_of: dict[str, jax.Array] = {}
     before = 0
     for (H, by_sample), names in alike.items():
@@ -191,7 +226,8 @@ def _entries(
         every = ((bags[name][0].shape, bags[name][1]) for name in order.features)
         weights = jnp.concatenate([jnp.ones(s, given[0].dtype).ravel() if w is None else w.ravel() for s, w in every])
     bag_M = jnp.concatenate([bag_of[name] for name in order.features])
-    return order.row_M, bag_M[order.order_M], None if weights is None else weights[order.order_M]
+    weights_M = None if weights is None else weights[order.order_M]
+    return order.row_M, bag_M[order.order_M], weights_M, order.start_U
 
 
 def _sorted_entries(bags: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:

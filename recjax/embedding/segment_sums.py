@@ -32,8 +32,21 @@ def by_segments(atomics: bool) -> bool:
     return target_platform() == "gpu" and not atomics
 
 
+def first_entries(segment_L: jax.Array, segments: int) -> jax.Array:
+    """Returns the first entry of each segment, int32 [S]; L of one that has none. Arguments as for `sum_sorted`."""
+    L = segment_L.shape[0]
+    at_L = jnp.arange(L, dtype=jnp.int32)
+    first_L = jnp.concatenate([jnp.ones(1, bool), segment_L[1:] != segment_L[:-1]])[:L]
+    target_L = jnp.where(first_L & (segment_L < segments), segment_L, segments + at_L)
+    return jnp.full(segments, L, jnp.int32).at[target_L].set(at_L, mode="drop", unique_indices=True)
+
+
 def sum_sorted(
-    segment_L: jax.Array, segments: int, take: Callable[[jax.Array], jax.Array], most: int | None = None
+    segment_L: jax.Array,
+    segments: int,
+    take: Callable[[jax.Array], jax.Array],
+    most: int | None = None,
+    start_S: jax.Array | None = None,
 ) -> jax.Array:
     """Sums the entries of each segment, in their order within pieces and piece by piece.
 
@@ -42,15 +55,13 @@ def sum_sorted(
       segments: S.
       take: entries int32 [P, K] -> their values [P, K, D]; zeros for an entry L, which does not exist.
       most: entries that a segment has at most; None: L.
+      start_S: as `first_entries` gives it, if it is known.
 
     Returns:
       [S, D], zeros where a segment has no entries.
     """
     L = segment_L.shape[0]
-    at_L = jnp.arange(L, dtype=jnp.int32)
-    first_L = jnp.concatenate([jnp.ones(1, bool), segment_L[1:] != segment_L[:-1]])[:L]
-    target_L = jnp.where(first_L & (segment_L < segments), segment_L, segments + at_L)
-    start_S = jnp.full(segments, L, jnp.int32).at[target_L].set(at_L, mode="drop", unique_indices=True)
+    start_S = first_entries(segment_L, segments) if start_S is None else start_S
     start_L = start_S.at[segment_L].get(mode="fill", fill_value=L)
     return _sums(start_S, start_L, take, L if most is None else min(most, L))
 
@@ -111,6 +122,7 @@ def segment_sums(
     size: int | None = None,
     atomics: bool = False,
     most: int | None = None,
+    start_T: jax.Array | None = None,
 ) -> jax.Array:
     """Sums rows: result[t] = sum over m with segment[m] = t of weights[m] * values[source[m]].
 
@@ -127,6 +139,7 @@ def segment_sums(
       size: S, if the rows are not those of an array [S, D].
       atomics: as for `by_segments`.
       most: as for `sum_sorted`.
+      start_T: likewise.
 
     Returns:
       [T, D], of the dtype that `read` gives.
@@ -140,7 +153,8 @@ def segment_sums(
         return sums_TxD
     if by_segments(atomics):
         if plain and kernels.available_on_gpu(values_SxD.dtype, values_SxD.shape[1], values_SxD.size):
-            return sum_rows(values_SxD, source_M, segment_M, weights_M, segments)
+            start_T = first_entries(segment_M, segments) if start_T is None else start_T
+            return sum_rows(values_SxD, source_M, segment_M, start_T, weights_M)
 
         def take(at: jax.Array) -> jax.Array:
             found = source_M.at[at].get(mode="fill", fill_value=S)
@@ -149,7 +163,7 @@ def segment_sums(
                 return terms
             return terms * weights_M.at[at].get(mode="fill", fill_value=0)[..., None]
 
-        return sum_sorted(segment_M, segments, take, most)
+        return sum_sorted(segment_M, segments, take, most, start_T)
 
     def add(start: Any, sums_TxD: jax.Array) -> jax.Array:
         def part(x_M: jax.Array) -> jax.Array:

@@ -95,7 +95,7 @@ class ShardedEmbeddings:
                 operands = fused_lookup_operands(group, tables[group.name], routing.groups[group.name])
             specs = [lookup.spec for lookup in place.lookups]
             atomics = any(self.bound.group(fetched.group).atomics for fetched in place.rows)
-            rows, order = _concatenated(place, found.rows), self._order(place, routing)
+            rows, order = _concatenated(place, found.rows), self._order(place, routing, tables)
             parts |= pool(specs, rows, routing.features, samples, operands, atomics, order)
         elsewhere = {feature.name for exchange in self.bound.pooled for feature in exchange.features}
         pooled: dict[str, Any] = {}
@@ -111,8 +111,11 @@ class ShardedEmbeddings:
                 pieces[stream.feature.name].append((stream.first, found.vectors[stream.name]))
         return pooled | {name: _assembled(of_feature) for name, of_feature in pieces.items()}
 
-    def _order(self, place: Pool, routing: Routing) -> SortedIds | None:
-        """Returns the order in which a pool's ids were sorted by rows: None unless they are those of one group."""
+    def _order(self, place: Pool, routing: Routing, tables: Tables | None) -> SortedIds | None:
+        """Returns the order in which a pool's ids were sorted by rows: None unless they are those of one group.
+
+        With the table where a device holds all its rows as they are; then nothing needs those that `fetch` gave.
+        """
         group = self.bound.group(place.rows[0].group)
         sorted_ids = routing.groups[group.name]
         if len(place.rows) > 1 or sorted_ids.order_M is None:
@@ -123,7 +126,9 @@ class ShardedEmbeddings:
         features = tuple(lookups[source.name] for source in group.sources)
         if sum(routing.features[name].inverse.size for name in features) != len(sorted_ids.order_M):
             return None  # a part of the samples
-        return SortedIds(features, sorted_ids.order_M, sorted_ids.row_M)
+        of, plain = sorted_ids, group.dtype == "float32" and group.lines is None and group.dim == place.width
+        table = tables[group.name] if tables and plain else None
+        return SortedIds(features, of.order_M, of.row_M, of.start_U, table, of.slot_M)
 
     def squares(self, gradients: Gradients, scale: jax.Array, homes: Homes) -> dict[str, jax.Array]:
         """Sums the squares of each group's gradients on this device, in an order that no slot has a part in: [] each.

@@ -26,8 +26,8 @@ def sum_rows(
     values_SxD: jax.Array,
     source_M: jax.Array,
     segment_M: jax.Array,
+    start_T: jax.Array,
     weights_M: jax.Array | None,
-    segments: int,
     interpret: bool = False,
 ) -> jax.Array:
     """Sums rows: result[t] = sum over m with segment[m] = t of weights[m] * values[source[m]]: float32 [T, D].
@@ -36,17 +36,13 @@ def sum_rows(
       values_SxD: the rows, float32.
       source_M: int32, one outside 0 to S - 1 stands for nothing.
       segment_M: int32, ascending; one outside 0 to T - 1 stands for nothing.
+      start_T: int32, the first entry of each segment; M of one that has none.
       weights_M: float32; all 1 if None.
-      segments: T.
       interpret: as for `gpu_kernels.run_kernel`.
     """
-    (S, D), M = values_SxD.shape, len(segment_M)
+    (S, D), M, segments = values_SxD.shape, len(segment_M), len(start_T)
     if not (M and S and segments):
         return jnp.zeros((segments, D), values_SxD.dtype)
-    at_M = jnp.arange(M, dtype=jnp.int32)
-    first_M = jnp.concatenate([jnp.ones(1, bool), segment_M[1:] != segment_M[:-1]])
-    target_M = jnp.where(first_M & (segment_M >= 0) & (segment_M < segments), segment_M, segments + at_M)
-    start_T = jnp.full(segments, M, jnp.int32).at[target_M].set(at_M, mode="drop", unique_indices=True)
     entries = [values_SxD, source_M, segment_M, start_T, *([] if weights_M is None else [weights_M])]
     J = -(-M // PIECE)
 

@@ -13,12 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from recjax.embedding.hot_rows import Moves, homes_of_hot_rows, make_swap
-from recjax.embedding.lines import in_lines
 from recjax.errors import ConfigError
 from recjax.parallel import watchdog
 from recjax.planning.hot import of_equal_sizes
 from recjax.planning.hot_rank import first_batches
-from recjax.planning.tier_run import bound_as
 from recjax.train import preflight
 from recjax.train.agreement import never
 from recjax.train.inputs import InputStream
@@ -115,16 +113,7 @@ class HotPeriods:
             presence = first_batches(config, first.source, tables, bound.features, bound.all_devices, position)
         plan = of_equal_sizes(first.plan, presence, config.embedding.dedup)
         preflight.compare({f"hot rows from step {period * self._every} on": preflight.digest(plan)})
-        shape = (bound.replicas, bound.hosts, bound.devices // bound.hosts)
-        other = bound_as(config, plan, _in_order(first, tables), bound.features, shape)
-        other = in_lines(other) if any(group.lines for group in bound.groups) else other
-        return dataclasses.replace(first, plan=plan, bound=other)
-
-
-def _in_order(trainer: Trainer, tables: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The tables in the order of the plan, which is that of the model."""
-    by_name = {table.name: table for table in tables}
-    return tuple(by_name[name] for name in trainer.plan.tables)
+        return dataclasses.replace(first, plan=plan, bound=first.bind(plan, first.mesh))
 
 
 def _homes(trainer: Trainer) -> Moves:

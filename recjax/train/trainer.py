@@ -101,6 +101,12 @@ class Trainer(InputStreams):
     products: Products | None = None
     resident: ResidentRows | None = None
 
+    def bind(self, plan: Plan, mesh: Mesh) -> BoundPlan:
+        """Binds a plan of the same tables to a mesh of the same shape, like the trainer's own but for caches."""
+        specs = {segment.spec.name: segment.spec for group in self.bound.groups for segment in group.segments}
+        tables = tuple(specs[name] for name in self.plan.tables)  # in the order of the model
+        return _bind(self.config, plan, tables, self.bound.features, mesh, bool(self.bound.cached))
+
     def init_state(self, host: HostState | None = None) -> TrainState:
         """Returns the state before the first step.
 
@@ -397,6 +403,21 @@ def _refuse_pairs_alone(config: RunConfig, source: BlockSource) -> None:
         )
 
 
+def _bind(
+    config: RunConfig,
+    plan: Plan,
+    tables: tuple[TableSpec, ...],
+    features: tuple[FeatureSpec, ...],
+    mesh: Mesh,
+    cached: bool,
+) -> BoundPlan:
+    """A plan as it is bound to the devices of a mesh; `cached`: whether some of its rows are to lie on the host."""
+    platform = mesh.devices.flat[0].platform
+    one_gpu = mesh.devices.size == 1 and platform == "gpu" and not cached
+    bound = bound_as(config, plan, tables, features, tuple(mesh.shape[axis] for axis in AXES), one_gpu)
+    return in_lines(bound) if platform == "tpu" else bound
+
+
 def assemble_trainer(
     config: RunConfig,
     source: BlockSource,
@@ -423,7 +444,6 @@ def assemble_trainer(
     Raises:
       ConfigError, DataError, DeviceError: what config, data or devices lack.
     """
-    shape = tuple(mesh.shape[axis] for axis in AXES)
     if config.compute_dtype == "float64":
         refuse_reduced(config, plan, tables)
         jax.config.update("jax_enable_x64", True)
@@ -457,11 +477,10 @@ def assemble_trainer(
             "embedding.ragged=true, but the mesh is of CPU devices, for which XLA has no ragged all-to-all. Leave it "
             "false there: nothing but the bytes of padding depends on it."
         )
-    bound = bound_as(config, plan, tables, features, shape)
-    if platform == "tpu":
-        bound = in_lines(bound)
     chosen_bytes = chosen.tier.device_bytes if chosen and chosen.tier else 0
-    if budget := config.tier.bytes_of("device_bytes") or chosen_bytes:
+    budget = config.tier.bytes_of("device_bytes") or chosen_bytes
+    bound = _bind(config, plan, tables, features, mesh, cached=bool(budget))
+    if budget:
         bound = with_caches(bound, budget, np.dtype(dtype).itemsize)
         if bound.cached:
             return_memory()

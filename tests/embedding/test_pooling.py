@@ -138,14 +138,18 @@ def test_an_order_that_is_known_gives_the_gradient_of_a_sort(monkeypatch):
     names = ("c", "a", "d", "b")
     ids = np.concatenate([np.ravel(routed[name].inverse) for name in names])
     at = np.argsort(ids, kind="stable").astype(np.int32)
-    order = SortedIds(names, jnp.asarray(at), jnp.asarray(ids[at]))
+    starts = jnp.asarray(np.searchsorted(ids[at], np.arange(7)), jnp.int32)
     rows = jnp.asarray(rng.integers(-9, 10, (7, D)), jnp.float32)
+    table = jnp.concatenate([jnp.full((3, D), 1000.0), rows[::-1]])  # has all rows, in places of its own
+    slots = jnp.asarray(np.where(ids < 7, 9 - ids, 10), jnp.int32)
+    order = SortedIds(names, jnp.asarray(at), jnp.asarray(ids[at]), starts)
+    at_home = order._replace(table_RxD=table, slot_M=slots)
     upstream = {f.name: jnp.asarray(rng.integers(-9, 10, (5, D)), jnp.float32) for f in features}
 
-    def gradient(order):
+    def pulled(order, fetched=rows):
         with kernels.switched_off():
-            pooled, back = jax.vjp(lambda rows: pool(features, rows, routed, 5, order=order), rows)
-        return back({name: upstream[name] for name in pooled})[0]
+            pooled, back = jax.vjp(lambda rows: pool(features, rows, routed, 5, order=order), fetched)
+        return pooled, back({name: upstream[name] for name in pooled})[0]
 
     expected = np.zeros((8, D))
     for name, of in routed.items():
@@ -154,5 +158,8 @@ def test_an_order_that_is_known_gives_the_gradient_of_a_sort(monkeypatch):
             weight = 1 if of.weights is None else float(of.weights[place])
             if sample < 5:
                 expected[row] += weight * np.asarray(upstream[name][sample])
-    np.testing.assert_array_equal(gradient(order), expected[:7])
-    np.testing.assert_array_equal(gradient(None), expected[:7])
+    plain, gradient = pulled(None)
+    np.testing.assert_array_equal(gradient, expected[:7])
+    for found, of in (pulled(order), pulled(at_home, rows * jnp.nan)):  # the last reads no fetched row
+        np.testing.assert_array_equal(of, expected[:7])
+        jax.tree.map(np.testing.assert_array_equal, found, plain)

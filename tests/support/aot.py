@@ -13,12 +13,10 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from recjax.config.run import RunConfig
-from recjax.embedding.bind import bind
 from recjax.lab.predict.targets import devices, moved
 from recjax.train.build import build_trainer
 from recjax.train.compile_only import abstract_batches, abstract_inputs, abstract_state
 from recjax.train.first_batch import sample
-from recjax.train.table_specs import specs
 from recjax.train.trainer import Trainer
 from recjax.utils.hlo import Instruction, Program, read_program
 
@@ -58,8 +56,8 @@ def compiled(config: RunConfig, target: str, what: str, ragged: bool = False) ->
     trainer = build_trainer(config, weights=False)
     capacities = sample(trainer).capacities
     if ragged:
-        bound = bind(trainer.plan, *specs(trainer.config, trainer.source.schema), DEVICES, ragged=True)
-        trainer = dataclasses.replace(trainer, bound=bound)
+        embedding = dataclasses.replace(trainer.config.embedding, ragged=True)
+        trainer = dataclasses.replace(trainer, config=dataclasses.replace(trainer.config, embedding=embedding))
     trainer = moved(trainer, target)
     state = abstract_state(trainer)
     if what == "steps":

@@ -173,12 +173,18 @@ def test_it_equals_the_oracle(name: str, tmp_path: Path, data: Any) -> None:
 
 
 @pytest.mark.wide  # tests/embedding/test_segment_sums.py has sums alone, test_gpu.py a GPU's
-def test_sums_by_segments_as_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where additions in any order would make runs differ: bags, rows of the owners, and copies."""
+@pytest.mark.parametrize(
+    ("devices", "changes"),
+    [(2, "embedding.dedup=false"), (1, "train.routing=device"), (3, "train.routing=device")],
+)
+def test_sums_by_segments_as_on_a_gpu(
+    devices: int, changes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where additions in any order would make runs differ: bags, rows of the owners, and copies; by one sort of ids."""
     monkeypatch.setattr(segment_sums, "target_platform", lambda: "gpu")
     content = Content(1)
     ways = [*whole("row_wise", "data_parallel", "column_wise"), *whole("table_wise", exchange=POOLED), *hot("hot")]
-    case = Case(ways, MeshConfig(2), ("embedding.dedup=false",))
+    case = Case(ways, MeshConfig(devices), (changes,))
     with jax.enable_x64(True):
         trained = train(case.config(content, tmp_path), source_of(content), new_weights(content))
         compare(trained.result(), truth_of(content), loss_rtol=1e-9, atol=1e-9)

@@ -22,7 +22,7 @@ from recjax.data.batch import Batch
 from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, Group
 from recjax.embedding.routing.host import local_samples, locate_pooled, most_ids, pack_feature
 from recjax.embedding.routing.routed import FeatureRouting, GroupRouting, RoutedBatch, Routing
-from recjax.embedding.segment_sums import by_segments
+from recjax.embedding.segment_sums import by_segments, first_entries
 from recjax.embedding.spec import MAX_ROWS
 from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, BATCH_AXES, INSIDE_HOST, MODEL_AXES, Share
 
@@ -55,6 +55,7 @@ class DeviceIds:
       rank_M: int32, place in the list of rows that this device fetches.
       counts_NxO: int32, how many each list has.
       order_M: int32, places of these ids in ascending order of bucket and slot.
+      ranks_M: int32, `rank_M` in that order.
       relay: None, or what every device as a relay is asked for by those of its host: see `_relay`.
     """
 
@@ -63,6 +64,7 @@ class DeviceIds:
     rank_M: Any
     counts_NxO: Any
     order_M: Any
+    ranks_M: Any
     relay: Relay | None
 
 
@@ -183,12 +185,14 @@ def _locate(group: Group, ids: Mapping[str, jax.Array]) -> DeviceIds:
         buckets.append(jnp.where(none_L, group.owners, group.destination(owner_L) if group.owners > 1 else 0))
         slots.append(slot_L)
     bucket_M, slot_M = (jnp.concatenate(x).astype(jnp.int32) for x in (buckets, slots))
-    rank_M, count_O, order_M = _rank(bucket_M, slot_M, group.num_peers, group.num_row_lists, group.rows, group.dedup)
+    rank_M, count_O, order_M, ranks_M = _rank(
+        bucket_M, slot_M, group.num_peers, group.num_row_lists, group.rows, group.dedup
+    )
     relay = _relay(group, bucket_M, slot_M, rank_M, count_O) if group.two_step else None
-    return DeviceIds(bucket_M, slot_M, rank_M, count_O[None], order_M, relay)
+    return DeviceIds(bucket_M, slot_M, rank_M, count_O[None], order_M, ranks_M, relay)
 
 
-def _rank(bucket_M: Any, slot_M: Any, each: int, lists: int, rows: int, dedup: bool) -> tuple[Any, Any, Any]:
+def _rank(bucket_M: Any, slot_M: Any, each: int, lists: int, rows: int, dedup: bool) -> tuple[Any, Any, Any, Any]:
     """The place of each (bucket, slot) among the distinct ones of its list.
 
     Args:
@@ -200,7 +204,7 @@ def _rank(bucket_M: Any, slot_M: Any, each: int, lists: int, rows: int, dedup: b
       dedup: unless true, equal ones are apart.
 
     Returns:
-      the place, int32 [M]; how many each list has, int32 [lists]; and the order of all, int32 [M].
+      the place, int32 [M]; how many each list has, int32 [lists]; the order of all, int32 [M]; and the places in it.
     """
     at = _order(bucket_M, slot_M, each * lists + 1, rows)
     bucket, slot = bucket_M[at], slot_M[at]
@@ -210,7 +214,7 @@ def _rank(bucket_M: Any, slot_M: Any, each: int, lists: int, rows: int, dedup: b
     count = jnp.zeros(lists, jnp.int32).at[of_list].add(first.astype(jnp.int32), mode="drop")
     before = jnp.cumsum(count, dtype=jnp.int32) - count
     rank = jnp.cumsum(first, dtype=jnp.int32) - 1 - before.at[of_list].get(mode="fill", fill_value=0)
-    return jnp.zeros_like(rank).at[at].set(rank, unique_indices=True), count, at
+    return jnp.zeros_like(rank).at[at].set(rank, unique_indices=True), count, at, rank
 
 
 def _order(bucket_M: Any, slot_M: Any, buckets: int, rows: int) -> Any:
@@ -231,9 +235,22 @@ def _relay(group: Group, bucket_M: Any, slot_M: Any, rank_M: Any, count_O: Any) 
     device_K = jnp.arange(len(bucket_K), dtype=jnp.int32) // len(bucket_M)
     mine = 0 if group.num_row_lists == 1 else jax.lax.axis_index(INSIDE_HOST)
     owner_K = jnp.where(bucket_K // group.num_peers == mine, bucket_K % group.num_peers, group.num_peers)
-    rank_K, count_A, _ = _rank(owner_K, slot_K, 1, group.num_peers, group.rows, group.dedup)
+    rank_K, count_A, *_ = _rank(owner_K, slot_K, 1, group.num_peers, group.rows, group.dedup)
     handed_E = jax.lax.all_gather(count_O, INSIDE_HOST)[:, mine]
     return Relay(owner_K, slot_K, rank_K, device_K, place_K, count_A[None], handed_E[None])
+
+
+def _in_order(group: Group, of: DeviceIds, C: int) -> dict[str, Any]:
+    """Returns what `GroupRouting` has of ids in the order of their rows, of which C are fetched from each list.
+
+    All that it takes is the one sort: where a step needs nothing else of the routing, the places of ids in their own
+    order are never written.
+    """
+    list_M, end = of.bucket_M[of.order_M] // group.num_peers, group.num_row_lists * C
+    row_M = jnp.where((list_M < group.num_row_lists) & (of.ranks_M < C), list_M * C + of.ranks_M, end)
+    whole = group.owners == 1 and group.width == group.dim
+    slot_M = jnp.where(of.bucket_M == 0, of.slot_M, group.rows) if whole else None
+    return {"order_M": of.order_M, "row_M": row_M, "start_U": first_entries(row_M, end), "slot_M": slot_M}
 
 
 def _pack_relay(group: Group, relay: Relay, C: int, across: int, summed: int) -> GroupRouting:
@@ -268,16 +285,18 @@ def write_routing(bound: BoundPlan, features: Features, located: dict[str, Devic
     for group, (C, across, summed) in zip(bound.listing, sizes, strict=True):
         of, lists = located[group.name], group.num_row_lists
         list_M = of.bucket_M // group.num_peers
+        place_M = jnp.where(list_M < lists, list_M * C + of.rank_M, lists * C)
+        ordered = _in_order(group, of, C) if by_segments(group.atomics) else {}
         if of.relay is not None:
-            groups[group.name] = _pack_relay(group, of.relay, C, across, summed)
+            groups[group.name] = dataclasses.replace(_pack_relay(group, of.relay, C, across, summed), **ordered)
+        elif ordered:
+            slots_M = of.slot_M[of.order_M]
+            slots_OxC = slots_M.at[ordered["start_U"]].get(mode="fill", fill_value=group.rows).reshape(lists, C)
+            groups[group.name] = GroupRouting(slots_OxC[None], of.counts_NxO, summed=summed, **ordered)
         else:
             slots_OxC = jnp.full((lists, C), group.rows, jnp.int32)
             slots_OxC = slots_OxC.at[list_M, of.rank_M].set(of.slot_M, mode="drop")  # equal ids write the same
             groups[group.name] = GroupRouting(slots_OxC[None], of.counts_NxO, summed=summed)
-        place_M = jnp.where(list_M < lists, list_M * C + of.rank_M, lists * C)
-        if by_segments(group.atomics):  # which would else sort the places once more
-            ordered = dataclasses.replace(groups[group.name], order_M=of.order_M, row_M=place_M[of.order_M])
-            groups[group.name] = ordered
         start = 0
         for source in group.sources:
             size = features[first[source.feature.name]].inverse.size

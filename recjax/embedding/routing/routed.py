@@ -36,6 +36,9 @@ class GroupRouting:
       order_M: None, or int32: the places of this device's ids, source after source, in the order of the rows that it
         fetches: where the devices sort ids themselves, gradients are added up in it.
       row_M: beside it, the row of each; beyond them all where there is no id.
+      start_U: beside it, of each row that is fetched, the place in that order of its first id; M of one without ids.
+      slot_M: None, or of each of the ids its slot in this device's own buffer, which holds all rows; R where there is
+        none.
       touched_NxR: None, or bool: of rows that every device has at hand (`Group.listed`), which ones each device's
         samples have ids of. Then there is nothing else.
     """
@@ -48,6 +51,8 @@ class GroupRouting:
     touched_NxR: Any = None
     order_M: Any = None
     row_M: Any = None
+    start_U: Any = None
+    slot_M: Any = None
 
     def fetched_rows(self, group: Group) -> int:
         """Returns how many rows each device fetches for itself, with padding: the index that stands for nothing."""

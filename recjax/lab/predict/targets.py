@@ -124,9 +124,11 @@ def devices(target: str, count: int) -> tuple[Any, ...]:
 
 def moved(trainer: Trainer, target: str) -> Trainer:
     """The trainer on as many devices of the target as its mesh has; nothing of it can run."""
-    bound = in_lines(trainer.bound) if PLATFORM[target] == "tpu" else trainer.bound
     there = np.array(devices(target, trainer.mesh.devices.size)).reshape(trainer.mesh.devices.shape)
     mesh = Mesh(there, AXES, axis_types=(AxisType.Auto,) * len(AXES))
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, trainer.dtype), parameters(trainer.model))
+    bound = trainer.bind(trainer.plan, mesh)
+    if trainer.bound.cached:
+        bound = in_lines(trainer.bound) if PLATFORM[target] == "tpu" else trainer.bound
     dense = flattened(trainer.dense, params, trainer.tx, PLATFORM[target])
     return dataclasses.replace(trainer, bound=bound, mesh=mesh, dense=dense)
