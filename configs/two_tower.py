@@ -7,6 +7,7 @@ test from a file. See docs/guides/retrieval.md.
 """
 
 from recjax.config.run import EmbeddingConfig, RunConfig
+from recjax.config.small_data import SmallData
 from recjax.config.train import DenseAdam, TrainConfig
 from recjax.data.datasets.own_table import Table
 from recjax.embedding.optim import Adam
@@ -17,4 +18,13 @@ config = RunConfig(
     model=TwoTowerConfig(),
     embedding=EmbeddingConfig(dim=64, optimizer=Adam(learning_rate=0.001)),
     train=TrainConfig(batch_size=2048, epochs=20, optimizer=DenseAdam(0.001), patience=3),
+    # Below 40 batches an epoch: smaller ones, so that there are as many; all else as above
+    small=SmallData(
+        below_rows=81_920,
+        steps=40,
+        epochs=20,
+        eval_every=0,
+        optimizer=DenseAdam(0.001),
+        tables=Adam(learning_rate=0.001),
+    ),
 )

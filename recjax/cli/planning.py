@@ -103,6 +103,7 @@ def plan(options: argparse.Namespace) -> None:
     from recjax.planning.resolve import workload
     from recjax.train import planned
     from recjax.train.table_specs import check_shared_values, specs
+    from recjax.train.two_sided import open_data
 
     named = next((text for text in options.overrides if text.startswith("planner.machine=")), None)
     if options.predict and not options.machine and named is not None:
@@ -142,7 +143,7 @@ def plan(options: argparse.Namespace) -> None:
             )
         _offers(options, config)
         return
-    source = config.data.open()
+    source = open_data(config)
     config = config.for_rows(int(source.row_counts("train").sum()))
     check_shared_values(config, source)
     tables, features = specs(config, source.schema, mean_ids(source))

@@ -40,7 +40,7 @@ from recjax.train.routers import HostRouter, PackedBatches, ResidentRows, RowFor
 from recjax.train.step_log import steps_per_call
 from recjax.train.table_specs import check_shared_values, specs
 from recjax.train.trainer import Trainer, assemble_trainer
-from recjax.train.two_sided import add_drawn
+from recjax.train.two_sided import add_drawn, open_data
 from recjax.utils import log
 
 
@@ -135,7 +135,9 @@ def build_trainer(
     Raises:
       ConfigError, DataError, DeviceError: what config, data or devices lack.
     """
-    source = config.data.open() if source is None else source
+    two_sided = getattr(config.model, "two_sided", False)
+    if source is None:
+        source = open_data(config) if two_sided else config.data.open()
     for split in splits:
         require_rows(source, split)
     config = config.for_rows(int(source.row_counts("train").sum()) if rows is None else rows)
@@ -143,7 +145,7 @@ def build_trainer(
         check_shared_values(config, source)
     evaluates = splits and "train" not in splits  # by processes that read each block once
     tables, features = specs(config, source.schema, {} if evaluates else mean_ids(source))
-    if getattr(config.model, "two_sided", False):
+    if two_sided:
         features = add_drawn(config, source.schema, features)
     plan, chosen, _ = plan_of(config, source, tables, features, config.mesh.shape)  # before devices start
     mesh = make_mesh(config.mesh)

@@ -175,10 +175,11 @@ class Evaluate:
         value = choice.value(result)
         value = float(distributed.from_main("the measure that chooses", repr(value)))  # to the last bit
         if math.isnan(value):
-            log.progress.note(
-                f"step {progress.step:,}: the validation {train.choose_by} has no value (are all labels equal?), so it "
-                "chooses nothing"
-            )
+            why = "are all labels equal?"
+            if self._trainer.ranks:
+                why = "training has seen none of its users; data.split=random:0.8,0.1,0.1 deals out all rows"
+            measure = " + ".join(choice.terms)
+            log.progress.note(f"step {progress.step:,}: the validation {measure} has no value ({why}), none is chosen")
             return
         better = best is None or (value > best if choice.higher else value < best)
         progress.choose(value, better, train.patience)

@@ -3,21 +3,57 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from recjax.config.run import RunConfig, TableConfig
 from recjax.data import counter_rng
+from recjax.data.arrow.roles import AUTO, column_text
 from recjax.data.batch import ANY_ID, Bags, Batch, Schema
+from recjax.data.datasets.own_table import Table
 from recjax.data.source import BlockSource, has_blocks
 from recjax.embedding.spec import FeatureSpec
 from recjax.errors import ConfigError
 from recjax.models.two_tower import DRAWN, Side, Sides
 from recjax.train.table_specs import nearest_names
+from recjax.utils import log
 
 _DRAWING = 0xD4A3  # purpose of random numbers
 _DRAWN_TOGETHER = 256  # samples whose items are drawn together; part of what a seed means
+
+
+def open_data(config: RunConfig) -> BlockSource:
+    """Opens the data of a run.
+
+    A model of two sides takes from a table of one's own the columns that it names. Others that `data.columns=auto`
+    would make features of are left out, with a sentence.
+
+    Raises:
+      ConfigError: a model of two sides and no column of the user, or one that is not there; or as `open` of the data.
+      DataError, TrainingError: likewise.
+    """
+    data, model = config.data, cast(Any, config.model)
+    if not (getattr(model, "two_sided", False) and type(data) is Table and data.from_ and not data.path):
+        return data.open()
+    columns = data.column_names()
+    if not data.user and not data.label:
+        raise ConfigError(
+            f"model={model.kind} learns from rows that are a user and an item. Name their columns: data.user=COLUMN "
+            f"data.item=COLUMN. {data.from_} has {', '.join(columns)}."
+        )
+    sides = (*model.user, *model.item)
+    if data.columns == (AUTO,) and (absent := next((name for name in sides if name not in columns), "")):
+        key = "user" if absent in model.user else "item"
+        raise ConfigError(f"model.{key}: {data.from_} has no column {absent!r}. {nearest_names(absent, columns)}")
+    if data.user in columns and (idle := data.unnamed_columns(sides)):
+        log.info(
+            f"{', '.join(idle[:5])}{', ...' if len(idle) > 5 else ''} {'is' if len(idle) == 1 else 'are'} left out: "
+            f"model={model.kind} takes {data.user} and {data.item}. A column of the user or of the item becomes a "
+            f"feature with model.user={data.user},COLUMN or model.item={data.item},COLUMN"
+        )
+        data = dataclasses.replace(data, columns=(*data.columns, *(column_text(name, "skip") for name in idle)))
+    return data.open()
 
 
 def sides_of(config: RunConfig, schema: Schema) -> Sides:
@@ -40,7 +76,10 @@ def sides_of(config: RunConfig, schema: Schema) -> Sides:
             )
         columns = [*features, *dense]
         if unknown := next((each for each in names if each not in columns), ""):
-            raise ConfigError(f"model.{name}: the data have no feature {unknown!r}. {nearest_names(unknown, columns)}")
+            raise ConfigError(
+                f"model.{name}: the data have no feature {unknown!r}. {nearest_names(unknown, columns)} A column that "
+                f"data.columns=auto leaves out becomes one with data.columns=auto,{column_text(unknown, 'id')}."
+            )
         if names[0] not in features or features[names[0]].bag != 1:
             raise ConfigError(
                 f"model.{name}: the first, {names[0]}, must tell one {name} from another, so it has to be a "
@@ -175,8 +214,8 @@ def refuse_what_does_not_go(config: RunConfig, schema: Schema) -> None:
         further = [*sides["item"].features[1:], *(schema.dense[place] for place in sides["item"].dense)]
         raise ConfigError(
             f"model.loss.negatives={loss.negatives} draws items by their number, and model.item has {further[0]}, "
-            "which is not known of a drawn one. Set model.loss=softmax and model.loss.negatives=0, so that candidates "
-            "are the items of the batch; or leave further features of the item out."
+            "which is not known of a drawn one. Set model.loss.negatives=0, so that candidates are the items of the "
+            "batch; or leave further features of the item out."
         )
     if schema.labels or config.tasks:
         raise ConfigError(

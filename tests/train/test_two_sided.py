@@ -227,12 +227,58 @@ def test_eval_ranks_and_says_what_it_leaves_out(run: Path) -> None:
     assert "recall@50" in inside("eval", run).out
 
 
+def test_columns_that_no_side_names_are_left_out(table: Path, tmp_path: Path) -> None:
+    """A log with further columns trains as it stands; a column that a side names is a feature, of any role."""
+    with table.open() as rows, (tmp_path / "log.csv").open("w") as log:
+        log.write("who,sku,when,rating,price,note\n")
+        for place, row in enumerate(csv.DictReader(rows)):
+            price = float(row["sku"]) / 7
+            log.write(f"{row['who']},{row['sku']},{row['when']},{place % 5},{price},note {place}\n")
+    pairs = ["train", "two_tower", f"data.from={tmp_path / 'log.csv'}", "data.user=who", "data.item=sku"]
+    pairs += ["data.time=when", "train.epochs=1", "train.optimizer=adagrad", "--json"]
+    for more, left_out, features, dense in (
+        ((), "rating, price, note are", ["who", "sku"], []),
+        (("model.item=sku,price", "model.user=who,rating"), "note is", ["who", "sku", "rating"], ["price"]),
+    ):
+        out = tmp_path / f"run{len(more)}"
+        done = inside(*pairs, *more, "--out", out)
+        assert done.status == 0, done.err
+        assert f"{left_out} left out: model=two_tower takes who and sku" in done.err
+        schema = json.loads(next((out / "data").glob("**/recjax.json")).read_text())["schema"]
+        assert sorted(feature["name"] for feature in schema["features"]) == sorted(features)
+        assert list(schema["dense"]) == dense
+        assert inside("eval", out, "--topk", "5", "--json").result["users"] > 50
+        assert inside("predict", out, "--topk", "2", "--out", tmp_path / f"{len(more)}.csv").status == 0
+
+
 MISTAKES = [
     (["train", "two_tower", "data.from={table}", "data.user=who"], "name the columns of both"),
     (["train", "two_tower", "data.from={table}", "data.user=who", "data.item=skew"], "has no column 'skew'"),
     (
         ["train", "two_tower", "data.from={table}", "data.user=who", "data.item=sku", "data.columns=when:dense"],
         "of neither side",
+    ),
+    (["train", "two_tower", "data.from={table}"], "Name their columns: data.user=COLUMN data.item=COLUMN"),
+    (
+        ["train", "two_tower", "data.from={table}", "data.user=who", "data.item=sku", "model.item=sku,genre"],
+        "has no column 'genre'",
+    ),
+    (
+        ["train", "two_tower", "data.from={wide}", "data.user=a", "data.item=one", "model.item=one,note"],
+        "data.columns=auto,note:id",
+    ),
+    (["train", "two_tower", "data.from={wide}", "data.user=a", "data.item=one", "model.item=d,one"], "the first, d"),
+    (
+        [
+            "train",
+            "two_tower",
+            "data.from={wide}",
+            "data.user=a",
+            "data.item=one",
+            "model.item=one,b",
+            "model.loss=bpr",
+        ],
+        "Set model.loss.negatives=0",
     ),
     (["train", "two_tower", "data.from={table}", "data.label=sku:number"], "nothing says which feature is the user"),
     (["train", "table", "data.from={ones}", "data.label=one"], "recjax train two_tower data.from=FILE"),
@@ -261,12 +307,15 @@ def test_mistakes_are_answered_in_a_paragraph(
 ) -> None:
     (tmp_path / "ones.csv").write_text("a,one\n" + "1,1\n2,1\n" * 20)
     (tmp_path / "new.csv").write_text("who\nnobody\n")
+    wide = [f"{row % 3},{row % 7},{row % 2},{row / 7},only {row}\n" for row in range(200)]
+    (tmp_path / "wide.csv").write_text("a,one,b,d,note\n" + "".join(wide))
     places = {
         "table": table,
         "run": run,
         "folder": tmp_path,
         "ones": tmp_path / "ones.csv",
         "new": tmp_path / "new.csv",
+        "wide": tmp_path / "wide.csv",
     }
     words: list[Any] = []
     for argument in arguments:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePath
 from typing import Any, ClassVar, Literal, cast
@@ -114,6 +114,18 @@ class Table:
         _, requests = roles.parse(self.columns)
         names = [name for name in (self.user, self.item) if name and name not in requests]
         return (*self.columns, *(roles.column_text(name, "id") for name in names))
+
+    def column_names(self) -> list[str]:
+        """The columns of `from`, of its first file; raises what `recjax.data.arrow.scan.find` and `schema` raise."""
+        return list(scan.schema(scan.find(self.from_, self.delimiter, self.encoding)[0]).names)
+
+    def unnamed_columns(self, names: Collection[str]) -> list[str]:
+        """The columns of `from` that only `auto` makes features of: no option names them, nor are they in `names`."""
+        auto, requests = roles.parse(self.roles)
+        several = labels.parse(self.label)
+        of_labels = (items.unquote(self.label),) if several is None else several.columns
+        used = {*names, *requests, *of_labels, self.time, self.group, self.split_column}
+        return [name for name in self.column_names() if name not in used] if auto else []
 
     @property
     def apart(self) -> tuple[str, ...]:

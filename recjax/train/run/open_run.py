@@ -21,6 +21,7 @@ from recjax.train.run import sources
 from recjax.train.run.folder import changes, data_snapshot, read_config, resolve_recorded
 from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer
+from recjax.train.two_sided import open_data
 from recjax.utils.paths import located
 
 T = TypeVar("T")
@@ -73,7 +74,7 @@ def open_run(
             )
         rows = int(first.row_counts("train").sum())
         if source is None:
-            began = used.data.open()
+            began = open_data(used)
             refuse_other_values(began, snapshot_of(run, 0))
             source = EarlierBlocks(newest, began)
     trainer = build_trainer(used, source, splits, rows=rows)
