@@ -10,34 +10,23 @@ from typing import Any
 import numpy as np
 
 from recjax.embedding.bands import Band, BoundSegment, Fetched, Lookup, Pool, Source, bands
+from recjax.embedding.exchange.kinds import EXCHANGES
 from recjax.embedding.layout import ACROSS, IDS, ROWS, SUMMED, BoundPlan, Group
 from recjax.embedding.plan import Plan, check_plan
 from recjax.embedding.pooled.layout import Stream, make_exchanges, make_streams
 from recjax.embedding.row_order import Split
-from recjax.embedding.segment import COPIED, EXACT, HOT, HOT_PER_HOST, OWNED, Exchange, Segment
+from recjax.embedding.segment import COPIED, EXACT, OWNED, Exchange, Segment
 from recjax.embedding.sharding import (
     ColumnSharding,
     GridSharding,
     HotPerHostSharding,
     HotSharding,
-    ReplicatedSharding,
     RowSharding,
     Sharding,
 )
 from recjax.embedding.spec import MAX_ROWS, FeatureSpec, TableSpec, check_specs
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import per_host
-
-SHARDINGS: dict[str, type[Sharding]] = {
-    "row_wise": RowSharding,
-    "table_wise": RowSharding,
-    "table_row_wise": RowSharding,
-    "column_wise": ColumnSharding,
-    "grid": GridSharding,
-    "data_parallel": ReplicatedSharding,
-    HOT: HotSharding,
-    HOT_PER_HOST: HotPerHostSharding,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,7 +254,7 @@ def _sharding(placement: str, devices: int, hosts: int) -> Sharding:
 
     With one device a host a copy on every host is one on every device.
     """
-    cls = SHARDINGS[placement]
+    cls = EXCHANGES[placement][0]
     if cls is GridSharding and hosts in (1, devices):
         cls = RowSharding if hosts == 1 else ColumnSharding
     if cls is HotPerHostSharding and hosts == devices:

@@ -19,7 +19,9 @@ from recjax.errors import ConfigError
 from recjax.settings.values import check_ranges
 from recjax.utils.text import first_repeated
 
-Placement = Literal["row_wise", "table_wise", "column_wise", "data_parallel", "table_row_wise", "grid"]
+Placement = Literal[
+    "row_wise", "table_wise", "column_wise", "data_parallel", "data_parallel_sparse", "table_row_wise", "grid"
+]
 PLACEMENTS: tuple[str, ...] = get_args(Placement)
 HOT, HOT_PER_HOST = "hot", "hot_per_host"  # of segments alone: see `Segment.placement`
 HOT_PLACEMENTS = (HOT, HOT_PER_HOST)
@@ -27,7 +29,8 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 ExchangeKind = Literal["auto", "rows", "pooled"]
 KINDS = ("rows", "pooled")  # those of a plan file
 MOST_PIECES = 8  # of an exchange: the shortest list has as many rows (`routing/capacity.py`)
-COPIED = ("data_parallel", *HOT_PLACEMENTS)  # placements with a copy of each row on each device, or on each host
+# Placements with a copy of each row on each device, or on each host
+COPIED = ("data_parallel", "data_parallel_sparse", *HOT_PLACEMENTS)
 OWNED = {"table_wise": "device", "table_row_wise": "host"}  # placements on one device or host, which a plan may name
 LISTED = ("row_wise", "column_wise")  # placements that are spread over devices which a plan may list
 
@@ -79,7 +82,8 @@ class Segment:
     """One part of a table, some rows x some columns, and where it lives."""
 
     # row_wise: rows spread over all devices; table_wise: all on one device; column_wise: columns spread over all
-    # devices; data_parallel: a copy on each device; table_row_wise: rows spread over the devices of one host; grid:
+    # devices; data_parallel: a copy on each device; data_parallel_sparse: the same, whose gradients travel as lists of
+    # the touched rows (`exchange/touched_rows.py`); table_row_wise: rows spread over the devices of one host; grid:
     # columns spread over hosts, and rows over the devices of each. The names are TorchRec's. hot: a copy on each device
     # and a part of the optimizer's slots, whole rows; those that the others of its table have as the rest can change
     # places with them. hot_per_host: the same with a copy on each host, divided over its devices.

@@ -140,9 +140,9 @@ class ShardedEmbeddings:
         """
         found = {}
         for group in self.learning:
-            touched, sums = gradients[group.name]
+            sums = gradients[group.name].sums
             if group.mapped:
-                slots = touched if group.spread else jnp.arange(group.rows, dtype=jnp.int32)
+                slots = exchange_of(group).touched_slots(gradients[group.name])
                 beyond = group.home_rows - group.rows
                 sums = sums[jnp.argsort(homes_of(slots, homes[group.name], beyond))]
             found[group.name] = jnp.sum(jnp.square(sums * scale))

@@ -26,8 +26,7 @@ class Sharding(abc.ABC):
       hosts: H, machines in which they stand, N / H in each.
     """
 
-    kind: ClassVar[str]
-    spread: ClassVar[bool] = True  # whether devices differ in what they hold; else a gradient is a mask of all rows
+    spread: ClassVar[bool] = True  # whether devices differ in what they hold
     listed: ClassVar[bool] = True  # whether devices list the rows that they fetch
     updates_apart: ClassVar[bool] = True  # whether devices differ in the rows that they update
     addressed: ClassVar[bool] = True  # whether rows may lie in other slots than their homes: see `address.py`
@@ -95,8 +94,6 @@ class Sharding(abc.ABC):
 class RowSharding(Sharding):
     """Each device holds some rows of the stacked tables, whole."""
 
-    kind: ClassVar[str] = "rows"
-
     @property
     def owners(self) -> int:
         """O = N."""
@@ -107,7 +104,6 @@ class RowSharding(Sharding):
 class ColumnSharding(Sharding):
     """Each device holds some columns of all rows: ceil(D / N) of them."""
 
-    kind: ClassVar[str] = "columns"
     column_axes: ClassVar[tuple[str, ...]] = MODEL_AXES  # along which devices hold other columns of the same rows
 
     @property
@@ -125,7 +121,6 @@ class ColumnSharding(Sharding):
 class GridSharding(ColumnSharding):
     """Each device holds some columns, by its host, of some rows, by its place within the host."""
 
-    kind: ClassVar[str] = "grid"
     column_axes: ClassVar[tuple[str, ...]] = ACROSS_HOSTS
 
     @property
@@ -143,7 +138,6 @@ class GridSharding(ColumnSharding):
 class ReplicatedSharding(Sharding):
     """Every device holds everything."""
 
-    kind: ClassVar[str] = "replicated"
     spread: ClassVar[bool] = False
     updates_apart: ClassVar[bool] = False
 
@@ -216,7 +210,6 @@ class RangeSharding(RowSharding):
 class HotSharding(ReplicatedSharding):
     """Every device holds all rows, and updates a part of them."""
 
-    kind: ClassVar[str] = "hot"
     listed: ClassVar[bool] = False
     updates_apart: ClassVar[bool] = True
     addressed: ClassVar[bool] = False
@@ -249,8 +242,6 @@ class HotSharding(ReplicatedSharding):
 @dataclasses.dataclass(frozen=True)
 class HotPerHostSharding(HotSharding):
     """Every host holds all rows, an equal range on each of its devices, which has them all within a step."""
-
-    kind: ClassVar[str] = "hot_per_host"
 
     @property
     def divided(self) -> tuple[str, ...]:

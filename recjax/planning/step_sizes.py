@@ -14,6 +14,7 @@ import numpy as np
 
 from recjax.embedding.bands import BoundSegment
 from recjax.embedding.exchange.base import GroupExchange, replica_events
+from recjax.embedding.exchange.copies import ReplicatedExchange
 from recjax.embedding.exchange.events import Event
 from recjax.embedding.exchange.kinds import exchange_of
 from recjax.embedding.exchange.pooled import PoolingExchange
@@ -270,8 +271,9 @@ def of_plan(bound: BoundPlan, work: Workload, host_routes: bool = True) -> StepS
     Rows of a segment that is not all of a table are taken to be as frequent as others.
     """
     samples = -(-work.batch_size // (work.devices * work.replicas))
-    rows = tuple(_rows(group, work, samples) for group in bound.fetching if group.spread)
-    copies = tuple(_copies(group, work, samples) for group in bound.fetching if not group.spread)
+    reduced = {group.name for group in bound.fetching if isinstance(exchange_of(group), ReplicatedExchange)}
+    rows = tuple(_rows(group, work, samples) for group in bound.fetching if group.name not in reduced)
+    copies = tuple(_copies(group, work, samples) for group in bound.fetching if group.name in reduced)
     vectors = tuple(_vectors(exchange, work, samples) for exchange in bound.pooled)
 
     def ids(feature: FeatureSpec) -> float:

@@ -8,15 +8,23 @@ from support.processes import assert_equal, train_together
 
 pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_compile, pytest.mark.few_programs]
 
-PLACEMENTS = ("row_wise", "table_wise", "column_wise", "data_parallel", "table_row_wise", "grid")
+PLACEMENTS = (
+    "row_wise",
+    "table_wise",
+    "column_wise",
+    "data_parallel",
+    "data_parallel_sparse",
+    "table_row_wise",
+    "grid",
+)
 
 # A table in every placement, and slots of all widths, in float64; 50 steps of one epoch and a quarter, the end of which
 # is a batch of 4 samples.
 COMMON = [
     "compute_dtype=float64",
-    "data.rows=300,50,200,70,120,90",
-    "data.ids_per_bag=1,0,3,1,2,1",
-    "data.weighted=false,true,false,false,true,false",
+    "data.rows=300,50,200,70,120,90,60",
+    "data.ids_per_bag=1,0,3,1,2,1,2",
+    "data.weighted=false,true,false,false,true,false,false",
     "data.zipf=0",  # needs of the batches vary less then, and programs are compiled three times instead of eight
     "train.steps=50",
     "train.checkpoint_every=0",

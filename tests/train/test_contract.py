@@ -78,6 +78,20 @@ def parts(devices: int) -> Ways:
     ]
 
 
+def touched() -> Ways:
+    """Copies whose gradients are lists: of whole tables, and of columns whose rows go on elsewhere."""
+    some = RowIds((0, 1, 2, 5, 30))
+    return [
+        (Segment("data_parallel_sparse"),),
+        (
+            Segment("data_parallel_sparse", some, (2, MOST)),
+            Segment("table_wise", some, (0, 2)),
+            Segment("column_wise", "rest"),
+        ),
+        (Segment("data_parallel_sparse", columns=(0, 2)), Segment("data_parallel", columns=(2, MOST))),
+    ]
+
+
 def hot(placement: str, exchange: Exchange = EXACT) -> Ways:
     """Hot rows of all numbers, and the others in some way."""
     rests = [(Segment("row_wise", "rest"),), (Segment("column_wise", "rest", exchange=exchange),)]
@@ -148,6 +162,7 @@ CASES = {
     "hosts' tables pooled": Case(whole("table_row_wise", exchange=POOLED), TWO_HOSTS, ("train.accumulate=2",)),
     "grid": Case(whole("grid"), TWO_HOSTS),
     "copies": Case(whole("data_parallel"), MeshConfig(2), ("train.bucket_mib=0.0001",)),
+    "copies by touched rows": Case(touched(), MeshConfig(4, hosts=2), ("embedding.dedup=false",)),
     "hot rows": Case(hot("hot"), MeshConfig(2), ("embedding.dedup=false",)),
     "hot rows of hosts": Case(hot("hot_per_host", POOLED), MeshConfig(4, hosts=2)),
     "parts of tables": Case(parts(4), MeshConfig(4, hosts=2), ("train.accumulate=2",)),

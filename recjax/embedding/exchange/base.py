@@ -159,14 +159,14 @@ class GroupExchange(abc.ABC):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the rows that pass through the optimizer, [U, W], and their gradients: M of them, or all R."""
         grads = gradient.sums * self.scale(context)
-        if self.group.optimizer.every_row and self.sharding.spread:
+        if self.group.optimizer.every_row:
             none_RxW = jnp.zeros_like(table_RxW, grads.dtype)
             grads = none_RxW.at[gradient.touched].set(grads, mode="drop", unique_indices=True)
         return from_storage(self.updated_part(table_RxW, gradient)), grads
 
     def updated_part(self, x: jax.Array, gradient: SparseGradient) -> jax.Array:
         """Returns what of an array [R, ...] belongs to the rows that pass through the optimizer."""
-        if self.group.optimizer.every_row or not self.sharding.spread:
+        if self.group.optimizer.every_row:
             return x
         return get_rows(self.group, x, gradient.touched, unique_indices=True, indices_are_sorted=True)
 
@@ -205,12 +205,9 @@ class GroupExchange(abc.ABC):
           ok: bool [], whether the global step is finite.
         """
         with jax.named_scope(Phase.SPARSE_UPDATE):
+            if self.group.optimizer.every_row:
+                return self.write_all(table_RxW, slots_R, proposed, context, jnp.broadcast_to(ok, self.group.rows))
             touched = gradient.touched
-            if self.group.optimizer.every_row or not self.sharding.spread:
-                changed_R = jnp.broadcast_to(ok, self.group.rows) if self.group.optimizer.every_row else touched & ok
-                homes_R = homes_of(jnp.arange(self.group.rows, dtype=jnp.int32), context.homes.get(self.group.name))
-                return self.write_all(table_RxW, slots_R, proposed, context, changed_R, homes_R)
-
             # A step that is not ok aims every write past the end, which changes nothing and stays in place.
             target_M = jnp.where(ok, touched, self.group.rows + jnp.arange(touched.shape[0], dtype=jnp.int32))
             homes_M = homes_of(touched, context.homes.get(self.group.name))
@@ -226,6 +223,10 @@ class GroupExchange(abc.ABC):
     def row_mean(self, x_UxW: jax.Array) -> jax.Array:
         """Means over whole rows, [U], of something that this device may hold only some columns of."""
         return jnp.mean(x_UxW, axis=-1)
+
+    def touched_slots(self, gradient: SparseGradient) -> jax.Array:
+        """Returns the slot of each row of a gradient's sums, int32."""
+        return gradient.touched
 
     def numbers_of_asked(self, gradient: SparseGradient, residuals: FetchResiduals, numbers_U: jax.Array) -> jax.Array:
         """Returns a number for each row that this device was asked for, [N, C], of those of touched rows; else 0."""
@@ -290,20 +291,11 @@ class GroupExchange(abc.ABC):
 
     def summed_over_devices(self, residuals: FetchResiduals, arrived: jax.Array) -> SparseGradient:
         """The gradient of this device's rows, from what the devices of a replica group sent for each slot asked for."""
-        slots, summed, further = residuals.slots_NxC, residuals.summed, residuals.further
-        with jax.named_scope(Phase.SPARSE_UPDATE):
-            # Without dedup a list may hold a slot twice; the slots of a mapped group may come in any order, unless it
-            # is a cache.
-            ascending = self.group.dedup and (self.group.cached or not self.group.mapped)
-            lists = len(slots) if ascending else slots.size  # of one entry each
-            slots_M, arrived = slots.reshape(-1), arrived.reshape(-1, self.group.width)
-            if further is not None:
-                slots_M, arrived = jnp.concatenate([slots_M, further.touched]), jnp.concatenate([arrived, further.sums])
-                lists, summed = lists + 1, summed + len(further.touched)
-            gradient = coalesce(slots_M, arrived, self.group.rows, lists, self.group.atomics)
+        gradient = self.summed_lists(residuals, arrived)
         if not self.group.synchronous:
             return gradient
         touched, sums = gradient
+        summed = residuals.summed + (0 if residuals.further is None else len(residuals.further.touched))
         with jax.named_scope(Phase.REPLICA_EXCHANGE):  # all that is in use stands before `summed`
             touched = jax.lax.all_gather(touched[:summed], ACROSS_GROUPS, to="invarying")
             sums = gather_rows(sums[:summed], self.group.exchange.backward, ACROSS_GROUPS)
@@ -312,6 +304,20 @@ class GroupExchange(abc.ABC):
             slots_M, sums_MxW = touched.reshape(-1), sums.reshape(-1, self.group.width)
             return coalesce(slots_M, sums_MxW, self.group.rows, len(touched), self.group.atomics)
 
+    def summed_lists(self, residuals: FetchResiduals, arrived: jax.Array) -> SparseGradient:
+        """The sums of what arrived for equal slots."""
+        slots, further = residuals.slots_NxC, residuals.further
+        with jax.named_scope(Phase.SPARSE_UPDATE):
+            # Without dedup a list may hold a slot twice; the slots of a mapped group may come in any order, unless it
+            # is a cache.
+            ascending = self.group.dedup and (self.group.cached or not self.group.mapped)
+            lists = len(slots) if ascending else slots.size  # of one entry each
+            slots_M, arrived = slots.reshape(-1), arrived.reshape(-1, self.group.width)
+            if further is not None:
+                slots_M, arrived = jnp.concatenate([slots_M, further.touched]), jnp.concatenate([arrived, further.sums])
+                lists += 1
+            return coalesce(slots_M, arrived, self.group.rows, lists, self.group.atomics)
+
     def write_all(
         self,
         table_RxW: jax.Array,
@@ -319,9 +325,14 @@ class GroupExchange(abc.ABC):
         proposed: Proposed,
         context: UpdateContext,
         changed_R: jax.Array,
-        homes_R: jax.Array,
+        homes_R: jax.Array | None = None,
     ) -> tuple[jax.Array, Slots]:
-        """The rows of a table and their slots with the proposed values of those in the mask `changed_R`."""
+        """The rows of a table and their slots with the proposed values of those in the mask `changed_R`.
+
+        The homes are by themselves those of the rows' slots.
+        """
+        if homes_R is None:
+            homes_R = homes_of(jnp.arange(len(table_RxW), dtype=jnp.int32), context.homes.get(self.group.name))
 
         def choose(new: jax.Array, old: jax.Array) -> jax.Array:  # both [R, ...]
             return jnp.where(changed_R.reshape(-1, *[1] * (new.ndim - 1)), new, old)

@@ -52,16 +52,13 @@ from recjax.utils.phases import Phase
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplicatedExchange(GroupExchange):
-    """Every device holds everything."""
+class CopyExchange(GroupExchange):
+    """Every device holds everything, and looks rows up in its own copy."""
 
-    def events(self, capacities: Mapping[str, float], samples: int, item_bytes: int) -> list[Event]:
-        """Like `GroupExchange.events`: the sum of gradients [R, D], and how many devices touched each row."""
-        g = self.group
-        if g.frozen or g.devices * (1 if g.independent else g.replicas) == 1:
-            return []
-        axes = MODEL_AXES if g.independent else BATCH_AXES
-        return [self.event(Phase.GRAD_EXCHANGE, "all-reduce", axes, g.rows * (g.dim + 1) * item_bytes)]
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Mesh axes along which copies are the same, so that gradients are summed."""
+        return MODEL_AXES if self.group.independent else BATCH_AXES
 
     def fetch(
         self, table_RxW: jax.Array, routing: GroupRouting, mean: bool = False
@@ -72,6 +69,26 @@ class ReplicatedExchange(GroupExchange):
         if self.group.dtype == "bfloat16":
             rows = rows.astype(jnp.float32)
         return rows.reshape(-1, self.group.dim), FetchResiduals(asked_1xC, None, routing.summed)
+
+    def tell_requesters(self, residuals: FetchResiduals, numbers_NxC: jax.Array) -> jax.Array:
+        """Like `GroupExchange.tell_requesters`: nothing travels."""
+        return numbers_NxC.reshape(-1)
+
+    def tell_owners(self, residuals: FetchResiduals, numbers_F: jax.Array) -> jax.Array:
+        """Like `GroupExchange.tell_owners`: nothing travels."""
+        return numbers_F.reshape(residuals.slots_NxC.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicatedExchange(CopyExchange):
+    """Gradients are summed in an array of the table's size."""
+
+    def events(self, capacities: Mapping[str, float], samples: int, item_bytes: int) -> list[Event]:
+        """Like `GroupExchange.events`: the sum of gradients [R, D], and how many devices touched each row."""
+        g = self.group
+        if g.frozen or g.devices * (1 if g.independent else g.replicas) == 1:
+            return []
+        return [self.event(Phase.GRAD_EXCHANGE, "all-reduce", self.axes, g.rows * (g.dim + 1) * item_bytes)]
 
     def send_gradients(self, residuals: FetchResiduals, grads_UxD: jax.Array) -> SparseGradient:
         """A mask of touched rows [R] and dense sums [R, D]; their size is the table's, which the plan keeps small."""
@@ -84,8 +101,38 @@ class ReplicatedExchange(GroupExchange):
                 lists = 1 if self.group.dedup else len(slots_U)
                 slots_U, marked_UxE = coalesce(slots_U, marked_UxE, self.group.rows, lists)
             local_RxE = local_RxE.at[slots_U].add(marked_UxE, mode="drop", unique_indices=unique)
-            sums_RxE = jax.lax.psum(local_RxE, MODEL_AXES if self.group.independent else BATCH_AXES)
+            sums_RxE = jax.lax.psum(local_RxE, self.axes)
             return SparseGradient(sums_RxE[:, -1] > 0, sums_RxE[:, :-1])
+
+    def touched_slots(self, gradient: SparseGradient) -> jax.Array:
+        """Like `GroupExchange.touched_slots`: all of them."""
+        return jnp.arange(self.group.rows, dtype=jnp.int32)
+
+    def updated(
+        self, table_RxW: jax.Array, gradient: SparseGradient, context: UpdateContext
+    ) -> tuple[jax.Array, jax.Array]:
+        """Like `GroupExchange.updated`: all rows."""
+        return from_storage(table_RxW), gradient.sums * self.scale(context)
+
+    def updated_part(self, x: jax.Array, gradient: SparseGradient) -> jax.Array:
+        """Like `GroupExchange.updated_part`: all of it."""
+        return x
+
+    def write(
+        self,
+        table_RxW: jax.Array,
+        slots_R: Slots,
+        gradient: SparseGradient,
+        context: UpdateContext,
+        proposed: Proposed,
+        ok: jax.Array,
+    ) -> tuple[jax.Array, Slots]:
+        """Like `GroupExchange.write`: all rows, those that are not touched with the values that they had."""
+        with jax.named_scope(Phase.SPARSE_UPDATE):
+            changed_R = gradient.touched & ok
+            if self.group.optimizer.every_row:
+                changed_R = jnp.broadcast_to(ok, self.group.rows)
+            return self.write_all(table_RxW, slots_R, proposed, context, changed_R)
 
     def numbers_of_asked(self, gradient: SparseGradient, residuals: FetchResiduals, numbers_U: jax.Array) -> jax.Array:
         """Like `GroupExchange.numbers_of_asked`."""
@@ -97,15 +144,7 @@ class ReplicatedExchange(GroupExchange):
         """Like `GroupExchange.largest_of_asked`, over all devices."""
         largest_R = jnp.zeros(self.group.rows, numbers_NxC.dtype)
         largest_R = largest_R.at[residuals.slots_NxC].max(numbers_NxC, mode="drop")
-        return jax.lax.pmax(largest_R, MODEL_AXES if self.group.independent else BATCH_AXES)
-
-    def tell_requesters(self, residuals: FetchResiduals, numbers_NxC: jax.Array) -> jax.Array:
-        """Like `GroupExchange.tell_requesters`: nothing travels."""
-        return numbers_NxC.reshape(-1)
-
-    def tell_owners(self, residuals: FetchResiduals, numbers_F: jax.Array) -> jax.Array:
-        """Like `GroupExchange.tell_owners`: nothing travels."""
-        return numbers_F.reshape(residuals.slots_NxC.shape)
+        return jax.lax.pmax(largest_R, self.axes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -244,8 +244,8 @@ def _among(
 
 
 def all_true_counts(bound: BoundPlan, routed: RoutedBatch) -> dict[str, GroupRouting]:
-    """Only the counts of a batch's routing, by the names of groups whose rows travel and of pooled exchanges."""
-    found = {group.name: true_counts(group, routed) for group in bound.fetching if group.spread}
+    """Only the counts of a batch's routing, by the names of groups whose rows are listed and of pooled exchanges."""
+    found = {group.name: true_counts(group, routed) for group in bound.listing}
     for exchange in bound.pooled:
         ids = pooled_ids.true_counts(exchange, routed.pooled[exchange.name], routed.local, routed.devices)
         found[exchange.name] = GroupRouting(None, ids)
