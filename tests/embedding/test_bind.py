@@ -11,6 +11,7 @@ from recjax.embedding.layout import ACROSS, BoundPlan
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Plan, make_plan
 from recjax.embedding.segment import PLACEMENTS, Segment
+from recjax.embedding.sharding import GridSharding
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 
@@ -41,7 +42,7 @@ def test_one_group_for_each_placement_width_and_optimizer():
     }
     for group in bound.groups:
         assert {(t.spec.dim, t.spec.optimizer) for t in group.segments} == {(group.dim, group.optimizer)}
-        assert (group.owners, group.parts) == ((1, 1) if group.sharding.kind == "replicated" else (4, 4))
+        assert (group.owners, group.parts) == ((4, 4) if group.spread else (1, 1))
         assert [f.name for f in group.features] == [t.spec.name for t in group.segments]
 
 
@@ -229,7 +230,7 @@ def test_a_grid_has_columns_over_hosts_and_rows_inside():
     (group,) = bind(make_plan("grid", tables), tables, features, 4, hosts=2).groups
     found = [(p.part, p.start, p.stop, p.first, p.last) for p in group.pieces(group.segments[0])]
     assert found == [(0, 0, 3, 0, 2), (1, 3, 5, 0, 2), (2, 0, 3, 2, 3), (3, 3, 5, 2, 3)]
-    assert (group.sharding.kind, group.owners, group.parts, group.width, group.rows) == ("grid", 2, 4, 2, 3)
+    assert (type(group.sharding), group.owners, group.parts, group.width, group.rows) == (GridSharding, 2, 4, 2, 3)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from recjax.embedding.routing.host import pack, route_on_host
 from recjax.embedding.routing.routed import Routing
 from recjax.embedding.routing.sorting import distinct
 from recjax.embedding.segment import PLACEMENTS
+from recjax.embedding.sharding import ColumnSharding, GridSharding, RowSharding
 from recjax.embedding.spec import FeatureSpec, TableSpec
 
 LARGEST = 2**31 - 1
@@ -89,8 +90,9 @@ def asked_of(group: Group, routing: Routing, n: int, place: int, capacity: int) 
     _, asks, across = of.slots_NxOxC.shape
     of_host, k = divmod(int(of.inside_NxExC[relay, device, c]), across)
     assert of_host < asks
-    owner = {"rows": of_host * group.per_host + which, "grid": which, "columns": 0}[group.sharding.kind]
-    if group.sharding.kind == "columns":  # other relays have other columns of the same rows
+    sharding = type(group.sharding)
+    owner = {RowSharding: of_host * group.per_host + which, GridSharding: which, ColumnSharding: 0}[sharding]
+    if sharding is ColumnSharding:  # other relays have other columns of the same rows
         for x in of.slots_NxOxC, of.inside_NxExC:
             same = x.reshape(group.hosts, group.per_host, *x.shape[1:])
             assert (same == same[:, :1]).all()
@@ -136,7 +138,7 @@ def check_relays(group: Group, routing: Routing, used: set[tuple[int, int]], cap
     """A host asks each owner for each row once that some device of it uses, and for none else; marks differ."""
     of, E = routing.groups[group.name], group.per_host
     rows = {(n // E, *asked_of(group, routing, n, place, capacity)) for n, place in used}
-    relays = E if group.sharding.kind == "columns" else 1  # which all ask for the same
+    relays = E if type(group.sharding) is ColumnSharding else 1  # which all ask for the same
     assert of.counts_NxO.sum() == len(rows) * relays
     inside = of.inside_NxExC.reshape(-1, capacity)
     assert inside.dtype == np.int32 and (np.diff(inside, axis=1) > 0).all()

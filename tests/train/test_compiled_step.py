@@ -16,6 +16,7 @@ from recjax.embedding.layout import ACROSS
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Plan
 from recjax.embedding.segment import Segment
+from recjax.embedding.sharding import ColumnSharding, ReplicatedSharding, RowSharding
 from recjax.parallel.mesh import BATCH_AXES
 from recjax.planning.compiled_collectives import collectives, members
 from recjax.planning.wire_bytes import wire_bytes
@@ -123,11 +124,11 @@ def test_across_hosts_travels_what_must_and_no_more() -> None:
         host_L = np.repeat(np.arange(B), lengths) // placed.routed[0].local // 4
         owner_L, _ = locate(group, feature.table, bags.ids.ravel())
         pairs = set(zip(host_L.tolist(), bags.ids.ravel().tolist(), owner_L.tolist(), strict=True))
-        if group.sharding.kind == "rows":
+        if type(group.sharding) is RowSharding:
             away = sum(owner // 4 != host for host, _, owner in pairs)
             ids_bytes, values = ids_bytes + away * 4, values + away * D
         else:  # 4 devices of the other host have columns of it, or one has; and of the 8 columns 4 are there
-            askers = 4 if group.sharding.kind == "columns" else 1
+            askers = 4 if type(group.sharding) is ColumnSharding else 1
             ids_bytes, values = ids_bytes + len(pairs) * askers * 4, values + len(pairs) * 4
     lines = wire_bytes(hlo, placed.trainer.bound, inputs.routing, 4)
     useful: collections.Counter[str] = collections.Counter()
@@ -186,7 +187,7 @@ def test_data_parallel_step_only_reduces() -> None:
 
 def test_a_mixed_plan_exchanges_once_per_group() -> None:
     placed = built(make((9000, 37, 12000)), 4, "auto")
-    assert [g.sharding.kind for g in placed.trainer.bound.groups] == ["rows", "replicated"]
+    assert [type(g.sharding) for g in placed.trainer.bound.groups] == [RowSharding, ReplicatedSharding]
     found = collectives(placed.compiled.as_text())
     assert collections.Counter(c.phase for c in found if c.kind == "all-to-all") == {
         "id_exchange": 1,
@@ -259,7 +260,7 @@ def test_two_runs_are_bit_identical() -> None:
 
     def run() -> bytes:
         placed = built(make((9000, 37, 12000)), 8, "auto")
-        assert [g.sharding.kind for g in placed.trainer.bound.groups] == ["rows", "replicated"]
+        assert [type(g.sharding) for g in placed.trainer.bound.groups] == [RowSharding, ReplicatedSharding]
         state = placed.start()
         for k in range(3):
             state, metrics = placed.trainer.train_step(state, placed.inputs[k])

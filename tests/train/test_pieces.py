@@ -20,6 +20,7 @@ from recjax.embedding.layout import ACROSS
 from recjax.embedding.optim import Adam, PartialRowWiseAdam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Plan
 from recjax.embedding.segment import Exchange, RowIds, Segment
+from recjax.embedding.sharding import RowSharding
 from recjax.embedding.spec import TableSpec
 from recjax.planning.compiled_collectives import collectives
 from recjax.planning.graph import read_graph
@@ -144,7 +145,7 @@ def lists_of_rows(placed: Placed) -> list[tuple[int, int, int]]:
         wire = 2 * W if group.dtype == "bfloat16" else wire
         if group.two_step:  # inside a host all is float32, and columns are those of all hosts
             found.append((group.hosts, placed.capacities[group.name + ACROSS], wire))
-            found.append((group.per_host, C, 4 * W * (1 if group.sharding.kind == "rows" else group.hosts)))
+            found.append((group.per_host, C, 4 * W * (1 if type(group.sharding) is RowSharding else group.hosts)))
         else:
             found.append((group.devices, C, wire))
     return found
