@@ -5,8 +5,10 @@ Elsewhere the same is shown for CPUs, and compiled programs for GPUs are read (t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from support.commands import inside, lines_of
 from support.contract import DATA, OPTIONS, STEPS, B, Net, V, make_batch
 from support.problems import (
     ON_ONE_HOST,
@@ -32,6 +35,7 @@ from support.routing import apart
 from recjax import kernels
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.optim import Adagrad, Adam, Ftrl, OptimizerContext, PartialRowWiseAdam, RowWiseAdagrad, Sgd
+from recjax.embedding.pooling import sum_bags
 from recjax.embedding.segment_sums import segment_sums
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.gpu_kernels.row_update import RowRule, update_in_place
@@ -86,6 +90,17 @@ def oracle(optimizer: str) -> Result:
 def test_training_equals_the_oracle(optimizer: str, plan: str, gpus: int) -> None:
     with jax.enable_x64(True):
         compare(run_sharded(made(optimizer), gpus, plan, np.float64), oracle(optimizer), loss_rtol=1e-9, atol=1e-9)
+
+
+ON_ONE = (
+    "mesh.devices=1",
+    "mesh.platform=gpu",
+    "train.routing=device",
+    "train.steps=12",
+    "train.log_every=1",
+    "data.rows=90000,37,2000",
+    "data.ids_per_bag=1,20,3",
+)
 
 
 @functools.cache
@@ -177,6 +192,22 @@ def test_atomic_sums_agree_but_for_rounding(gpus: int) -> None:
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "tensorfloat32x3"])
+def test_a_training_by_kernels_is_one_without(dtype: str, tmp_path: Path) -> None:
+    """On one GPU, with small tables beside large ones and bags of one and more: every kernel has a part in it."""
+    runs = [("by kernels", 1, False), ("three a call", 3, False), ("again", 3, False), ("without", 1, True)]
+    losses = []
+    for name, steps_per_call, plain in runs:
+        with kernels.switched_off() if plain else contextlib.nullcontext():
+            jax.clear_caches()
+            changes = [f"compute_dtype={dtype}", f"train.steps_per_call={steps_per_call}", *ON_ONE]
+            assert inside("train", "synthetic", *changes, "--out", tmp_path / name).status == 0
+        losses.append([line["loss"] for line in lines_of(tmp_path / name, "train")])
+    assert len(losses[0]) == 12 and losses[1] == losses[2]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    np.testing.assert_allclose(losses[0], losses[3], rtol=1e-4)
+
+
 @pytest.mark.parametrize("D", [16, 64, 128])
 def test_kernels_give_what_plain_forms_give(D: int) -> None:
     rng = np.random.default_rng(0)
@@ -190,6 +221,12 @@ def test_kernels_give_what_plain_forms_give(D: int) -> None:
     def interact(x: Any) -> Any:
         return jax.jit(jax.vjp(dot_interaction, x)[1])(np.ones((512, 351), np.float32))[0]
 
+    index = rng.integers(-1, 4097, (700, 12)).astype(np.int32)
+
+    def bags(rows: Any, weights: Any) -> Any:
+        return jax.jit(lambda r, i, w: sum_bags(r, ((i, w),))[0])(rows, index, weights)
+
+    weights = rng.normal(size=index.shape).astype(np.float32)
     table, slot = rng.normal(size=(5000, D)).astype(np.float32), np.ones(5000, np.float32)
     touched, rate = rng.permutation(5000)[:3000].astype(np.int32), (jnp.float32(0.5), jnp.float32(0.1), jnp.bool_(True))
     found, again = sums(values, source, segment), sums(values, source, segment)
@@ -201,8 +238,12 @@ def test_kernels_give_what_plain_forms_give(D: int) -> None:
     with kernels.switched_off():
         jax.clear_caches()
         plain, square = sums(values, source, segment), interact(vectors)
+        pooled = [bags(values, weights), bags(values, None)]
     np.testing.assert_allclose(found, plain, rtol=1e-4, atol=1e-4)
     jax.clear_caches()
+    for by_kernel, w in zip((bags(values, weights), bags(values, None)), (weights, None), strict=True):
+        np.testing.assert_array_equal(by_kernel, bags(values, w))
+        np.testing.assert_allclose(by_kernel, pooled[w is None], rtol=1e-5, atol=1e-4)
     np.testing.assert_allclose(interact(vectors), square, rtol=1e-4, atol=1e-4)
     at = OptimizerContext(jnp.int32(0), jnp.float32(1), lambda x: jnp.mean(x, axis=1))
     expected, moved = RowWiseAdagrad(0.1, eps=1e-8).apply(

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from recjax import kernels
 from recjax.embedding.optim import Adagrad, OptimizerContext, RowWiseAdagrad, Sgd
 from recjax.gpu_kernels import interaction
+from recjax.gpu_kernels.bag_sums import sum_rows_of_bags
 from recjax.gpu_kernels.row_sums import PIECE, sum_rows
 from recjax.gpu_kernels.row_update import RowRule, update_in_place
 from recjax.lab.predict.targets import devices, missing
@@ -84,6 +85,22 @@ def test_sums_of_segments_are_those_of_float64_and_have_the_same_bits_again(
 
 
 @pytest.mark.parametrize("D", WIDTHS)
+@pytest.mark.parametrize(("N", "H"), [(13, 2), (5, 8), (9, 27)])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.full
+def test_sums_of_bags_are_those_of_float64_and_have_the_same_bits_again(D: int, N: int, H: int, weighted: bool) -> None:
+    rows, weights = normal(50, D), normal(N, H, seed=1) if weighted else None
+    index = np.random.default_rng(2).integers(-2, 53, (N, H)).astype(np.int32)  # some name no row
+    there = (index >= 0) & (index < 50)
+    each = np.where(there[..., None], rows[np.where(there, index, 0)].astype(np.float64), 0)
+    each = each if weights is None else each * weights[..., None]
+    summed = jax.jit(functools.partial(sum_rows_of_bags, interpret=True))
+    found, again = (np.asarray(summed(rows, index, weights)) for _ in range(2))
+    assert np.max(np.abs(found - each.sum(1)) / np.maximum(np.abs(each).sum(1), 1e-30)) < 1e-6
+    assert np.array_equal(found, again) and not found[~there.any(1)].any()
+
+
+@pytest.mark.parametrize("D", WIDTHS)
 @pytest.mark.parametrize("kind", RULES)
 @pytest.mark.parametrize("ok", [True, False])
 @pytest.mark.full
@@ -126,6 +143,8 @@ def program(what: str, D: int):
     if what == "segment_sums":
         shapes = [floats((BATCH * 15, D)), ints((BATCH * 15,)), ints((BATCH * 15,)), ints((TOUCHED,))]
         return lambda v, s, t, first: sum_rows(v, s, t, first, None), shapes, 0
+    if what == "bag_sums":
+        return lambda r, i: sum_rows_of_bags(r, i, None), [floats((ROWS, D)), ints((BATCH * 15, 12))], 0
     if what == "interaction":
         return lambda v: interaction.multiply_pairs(v, False, HIGHEST), [floats((BATCH, 27, D))], 0
     if what == "interaction_backward":
@@ -169,16 +188,17 @@ def compiled(what: str, D: int, mapped: bool):
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("D", WIDTHS)
 @pytest.mark.parametrize(
-    "what", ["rowwise_adagrad", "adagrad", "sgd", "interaction", "interaction_backward", "segment_sums"]
+    "what", ["rowwise_adagrad", "adagrad", "sgd", "interaction", "interaction_backward", "segment_sums", "bag_sums"]
 )
 def test_compiled_for_a_gpu_they_work_in_place_beside_nothing(what: str, D: int, mapped: bool) -> None:
     made, donated, several = compiled(what, D, mapped)
     memory, text = made.memory_analysis(), made.as_text()
     assert text.count('custom_call_target="__gpu$xla.gpu.triton"') == (2 if what == "segment_sums" else 1)
     assert memory.alias_size_in_bytes >= sum(x.size * 4 for x in donated) // several
-    # Sums of pieces; scalars side by side.
-    pieces = 4 * (BATCH * 15 // PIECE + 1) * D if what == "segment_sums" else 0
-    assert memory.temp_size_in_bytes <= pieces + 1024
+    # Sums of pieces; scalars side by side; else nothing.
+    scalars = 1024 if donated else 0
+    pieces = 4 * (BATCH * 15 // PIECE + 1) * D + 1024 if what == "segment_sums" else scalars
+    assert memory.temp_size_in_bytes <= pieces
     again, _, _ = compiled(what, D, mapped)
 
     def plain(text: str) -> str:
@@ -220,3 +240,19 @@ metadata={op_name="jit(train_step)/sparse_update/recjax_update_rows/pallas_call"
     (work,) = node.works
     assert work.kernel == "scatter.sorted" and work.sizes["rows"] == 30_000 and work.sizes["row_bytes"] == 17 * 4
     assert work.bytes < 30_000 * 17 * 4 * 4
+
+
+def test_a_table_that_bags_are_summed_from_is_not_read_whole_in_a_prediction() -> None:
+    """1,000 bags of 12 of 2,000,000 rows of 16 numbers."""
+    text = """\
+ENTRY %main (t: f32[32000000], i: s32[12000]) -> f32[16000] {
+  %t = f32[32000000]{0} parameter(0)
+  %i = s32[12000]{0} parameter(1)
+  ROOT %s = f32[16000]{0} custom-call(%t, %i), custom_call_target="__gpu$xla.gpu.triton", \
+metadata={op_name="jit(train_step)/pool/recjax_bag_sums_16/pallas_call"}
+}
+"""
+    (node,) = read_graph(text, 1).nodes
+    (work,) = node.works
+    assert (work.kernel, work.sizes["rows"], work.sizes["row_bytes"]) == ("gather", 12_000, 64)
+    assert work.bytes == 12_000 * (64 + 4) + 16_000 * 4

@@ -25,6 +25,7 @@ from recjax.embedding.elements import Elements, sum_by_sample
 from recjax.embedding.routing.routed import FeatureRouting
 from recjax.embedding.segment_sums import by_segments, segment_sums
 from recjax.embedding.spec import FeatureSpec
+from recjax.gpu_kernels.bag_sums import sum_rows_of_bags
 
 _TOGETHER = 16  # ids of a bag that are summed in one loop over the samples; more make the program long, not faster
 
@@ -248,6 +249,10 @@ def _sorted_entries(bags: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
 
 
 def _sum(rows_UxD: jax.Array, inverse_NxH: jax.Array, weights_NxH: jax.Array | None) -> jax.Array:
+    (N, H), D = inverse_NxH.shape, rows_UxD.shape[1]
+    if H > 1 and kernels.available_on_gpu(rows_UxD.dtype, D, max(rows_UxD.size, N * max(D, H))):  # one: a plain gather
+        return sum_rows_of_bags(rows_UxD, inverse_NxH, weights_NxH)
+
     def part(first: Any, count: int) -> Any:
         total: Any = 0
         for h in range(count):

@@ -251,12 +251,16 @@ def _called(instruction: Instruction, operands: list[Instruction]) -> Work | Non
 
 
 def _gpu_kernel(kernel: str, operands: list[Array], instruction: Instruction) -> Work:
-    """Returns the work of a kernel of `recjax.gpu_kernels`: of one that updates rows theirs, else all arrays."""
+    """Returns the work of a kernel of `recjax.gpu_kernels`: of one that reads or updates rows theirs, else arrays."""
     if kernel == "update_rows":
         ids, grads = (operands[-3], operands[-2])
         width = grads.size / max(1, ids.size)
         rows = instruction.arrays[0].size / max(1.0, width)
         return scatter(ids.size, instruction.bytes / max(1.0, rows), instruction.bytes, ids.bytes, "sorted")
+    if kernel.startswith("bag_sums_"):
+        row_bytes, (table, ids, *_) = 4 * int(kernel.rpartition("_")[2]), operands
+        moved = float(ids.size * row_bytes + sum(x.bytes for x in operands[1:]) + instruction.bytes)
+        return Work("gather", _lookup_sizes(ids.size, row_bytes, table.bytes), 0.0, moved)
     moved = float(sum(x.bytes for x in operands) + instruction.bytes)
     return Work("elementwise", {"bytes": moved}, instruction.arrays[0].size, moved)
 

@@ -1,5 +1,6 @@
 """Routing on the devices against routing on the host, whose arrays test_routing_host.py checks by brute force."""
 
+import collections
 import dataclasses
 import re
 from typing import Any
@@ -129,8 +130,11 @@ def test_one_device_has_room_for_every_batch() -> None:
     required, rooms = on_host.route(batch, 23, 1).required_capacities, dict(routed.required_capacities)
     for group in bound.listing:
         (room,) = inputs.routing.groups[group.name].slots_NxOxC.shape[2:]
-        ids = sum(inputs.routing.features[source.feature.name].inverse.size for source in group.sources)
-        assert required[group.name] <= room == min(ids, group.rows)
+        ids: dict[str, int] = collections.Counter()
+        for source in group.sources:
+            ids[source.feature.table] += inputs.routing.features[source.feature.name].inverse.size
+        rows = {segment.spec.name: segment.spec.rows for segment in group.segments}
+        assert required[group.name] <= room == sum(min(count, rows[table]) for table, count in ids.items())
         rooms[group.name] = room
     equal(inputs, apart(on_host, on_host.put([InFlight(batch, on_host.route(batch, 23, 1))], rooms))[0])
 

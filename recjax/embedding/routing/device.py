@@ -9,6 +9,7 @@ and whoever runs the program compares them with what the batch needed.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Mapping
@@ -125,8 +126,17 @@ def named_sizes(bound: BoundPlan, sizes: Sizes) -> dict[str, int]:
 def largest_sizes(bound: BoundPlan, features: Features) -> Sizes:
     """Sizes that hold every batch of features of these shapes on one device, where nothing travels."""
     of = {lookup.feature: features[lookup.name].inverse.size for lookup in bound.lookups}
-    ids = {group.name: sum(of[source.feature.name] for source in group.sources) for group in bound.listing}
-    return tuple((min(ids[g.name], g.rows) if g.dedup else ids[g.name], 0, 0) for g in bound.listing)
+    return tuple((_most_rows(group, of), 0, 0) for group in bound.listing)
+
+
+def _most_rows(group: Group, ids: Mapping[str, int]) -> int:
+    """Distinct rows at most that features of so many ids look up in a group: of a small table all that it has."""
+    of_rows: dict[tuple[Any, ...], int] = collections.Counter()
+    for source in group.sources:
+        of_rows[source.segments] += ids[source.feature.name]
+    if not group.dedup:
+        return sum(of_rows.values())
+    return sum(min(count, sum(s.band.size for s in segments)) for segments, count in of_rows.items())
 
 
 def pack_ids(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtype: Any) -> Features:
