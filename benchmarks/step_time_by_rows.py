@@ -25,7 +25,7 @@ from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig, make_mesh, put_share
 from recjax.train import state as states
 from recjax.train.module import ModuleDef
-from recjax.train.routers import pad
+from recjax.train.routers import HostRouter, pad
 from recjax.train.run.summary import versions
 from recjax.train.step import make_train_step
 
@@ -56,7 +56,8 @@ class Runner:
             counted.append(route_on_host(Batch(dense, bags, labels, np.ones_like(labels)), bound, batch_size))
         # One capacity for every table size, or the sizes would exchange different amounts of padding.
         capacities = {bound.groups[0].name: batch_size * TABLES // devices}
-        self.inputs = [put_share(pad(c, pack(c, bound, capacities), np.float32), mesh) for c in counted]
+        router = HostRouter(bound, mesh, np.float32)
+        self.inputs = [put_share(pad(c, pack(c, bound, capacities), router), mesh) for c in counted]
         self.run(8)
 
     def run(self, steps: int) -> float:

@@ -86,12 +86,19 @@ class Schema:
       features: the categorical features, in the order in which the model sees them.
       labels: the T labels, in column order; empty: one binary label, and arrays of labels without a second axis.
       groups: groups of aligned features; a feature is of one at most.
+      label_group: name of the group whose elements have labels and weights, each its own; "": samples have them.
     """
 
     dense: tuple[str, ...]
     features: tuple[Feature, ...]
     labels: tuple[Label, ...] = ()
     groups: tuple[ElementGroup, ...] = ()
+    label_group: str = ""
+
+    @property
+    def labelled_features(self) -> tuple[str, ...]:
+        """The features whose ids lie beside labels, one label (or T) for each; () where samples have the labels."""
+        return next((group.features for group in self.groups if group.name == self.label_group), ())
 
     def feature(self, name: str) -> Feature:
         """The feature called `name`; KeyError if there is none."""
@@ -114,6 +121,8 @@ def wrong_groups(schema: Schema) -> str:
             if name in taken:
                 return f"feature {name!r:.80} is in the groups {taken[name]!r:.80} and {group.name!r:.80}"
             taken[name] = group.name
+    if schema.label_group and not schema.labelled_features:
+        return f"labels are those of the group {schema.label_group!r:.80}, which is none of them"
     return ""
 
 
@@ -161,10 +170,12 @@ class Batch:
     Attributes:
       dense: float32 [B, K].
       bags: feature name -> Bags, in the schema's order.
-      labels: float32 [B], 0 or 1; or [B, T], where the schema names T labels.
+      labels: float32 [B], 0 or 1; or [B, T], where the schema names T labels. Where elements have labels
+        (`Schema.label_group`), those of all samples end to end: [sum of label_lengths], or with a second axis T.
       weights: float32 of the shape of `labels`, non-negative; the loss is sum(w * l) / sum(w), of each label apart. A
         label of weight 0 does not count.
       position: global sample index of the first row: epoch * rows_per_epoch + offset in the epoch.
+      label_lengths: None, or integers [B]: how many elements of each sample have labels.
     """
 
     dense: np.ndarray
@@ -172,15 +183,21 @@ class Batch:
     labels: np.ndarray
     weights: np.ndarray
     position: int = 0
+    label_lengths: np.ndarray | None = None
 
     @property
     def size(self) -> int:
         """B, the number of samples."""
-        return len(self.labels)
+        return len(self.dense)
+
+    @property
+    def label_samples(self) -> np.ndarray:
+        """The sample that each label is of, ascending: integers [L], of samples with one label [B]."""
+        return np.repeat(np.arange(self.size), 1 if self.label_lengths is None else self.label_lengths)
 
     def with_bags(self, bags: dict[str, Bags]) -> Batch:
         """The same samples with other bags."""
-        return Batch(self.dense, bags, self.labels, self.weights, self.position)
+        return Batch(self.dense, bags, self.labels, self.weights, self.position, self.label_lengths)
 
 
 class Rows(Protocol):
@@ -211,7 +228,8 @@ class RowLayout:
     """The place of each column among the words of a row: those of B samples are int32 [B, W].
 
     First come the ids of "plain" features, one word each: of bags of one size, without weights, of a table below 2^31
-    rows. Bags that differ in size lie elsewhere, end to end: of these a row has the lengths, and where they begin.
+    rows. Bags that differ in size lie elsewhere, end to end, and after a sample's bags the labels and weights of its
+    elements: of these a row has the lengths, and where they begin.
 
     Attributes:
       schema: of the samples.
@@ -254,7 +272,7 @@ class RowLayout:
             yield span("lengths", feature.name, 1)
         yield span("dense", "", len(self.schema.dense))
         for name in ("labels", "weights"):
-            yield span(name, "", len(self.schema.labels) or 1)
+            yield span(name, "", 0 if self.schema.label_group else len(self.schema.labels) or 1)
 
     @functools.cached_property
     def words(self) -> int:
@@ -284,12 +302,14 @@ class RowLayout:
                 put("ids", feature.name, bags.ids, _id_type(feature))
                 if bags.weights is not None:
                     put("id weights", feature.name, bags.weights, np.float32)
-        for name in ("dense", "labels", "weights"):
+        for name in ("dense", *(() if self.schema.label_group else ("labels", "weights"))):
             put(name, "", getattr(batch, name), np.float32)
         if not self.jagged:
             return rows_BxW, np.zeros(0, np.int32)
         lengths = {f.name: np.asarray(batch.bags[f.name].lengths, np.int64) for f in self.jagged}
         words_B = sum(lengths[f.name] * (id_words(f) + f.weighted) for f in self.jagged)
+        if batch.label_lengths is not None:
+            words_B = words_B + 2 * self._label_words * batch.label_lengths.astype(np.int64)
         starts_B = np.cumsum(words_B) - words_B
         values = np.empty(int(np.sum(words_B)), np.int32)
         put("start", "", starts_B + start, np.int64)
@@ -301,7 +321,16 @@ class RowLayout:
             for column, words in columns:
                 values[_word_numbers(starts_B, lengths[feature.name], words)] = column.view(np.int32)
                 starts_B = starts_B + lengths[feature.name] * words
+        if batch.label_lengths is not None:
+            for column in (batch.labels, batch.weights):
+                at = _word_numbers(starts_B, batch.label_lengths, self._label_words)
+                values[at] = np.ascontiguousarray(column, np.float32).view(np.int32).ravel()
+                starts_B = starts_B + batch.label_lengths.astype(np.int64) * self._label_words
         return rows_BxW, values
+
+    @property
+    def _label_words(self) -> int:
+        return len(self.schema.labels) or 1
 
     def columns(self, rows_BxW: np.ndarray, values: np.ndarray) -> Batch:
         """The samples that `pack` laid out so: views of the rows, where these allow it."""
@@ -326,9 +355,20 @@ class RowLayout:
                 starts_B = starts_B + lengths_B.astype(np.int64) * words
             bags[feature.name] = Bags(parts[0], lengths_B, parts[1] if feature.weighted else None)
         dense, labels, weights = (column(name, "", np.float32) for name in ("dense", "labels", "weights"))
+        label_lengths = None
+        if self.schema.label_group:
+            label_lengths = bags[self.schema.labelled_features[0]].lengths
+            assert label_lengths is not None
+            parts = []
+            for _ in range(2):
+                words = values[_word_numbers(starts_B, label_lengths, self._label_words)].view(np.float32)
+                parts.append(words.reshape(-1, self._label_words))
+                starts_B = starts_B + label_lengths.astype(np.int64) * self._label_words
+            labels, weights = parts
         if not self.schema.labels:
             labels, weights = labels[:, 0], weights[:, 0]
-        return Batch(dense, {f.name: bags[f.name] for f in self.schema.features}, labels, weights)
+        ordered = {f.name: bags[f.name] for f in self.schema.features}
+        return Batch(dense, ordered, labels, weights, label_lengths=label_lengths)
 
 
 def id_words(feature: Feature) -> int:
@@ -346,7 +386,7 @@ def _word_numbers(starts_B: np.ndarray, lengths_B: np.ndarray, words: int) -> np
     return np.repeat(starts_B - (np.cumsum(words_B) - words_B), words_B) + np.arange(int(words_B.sum()))
 
 
-_COLUMNS = frozenset(("dense", "bags", "labels", "weights"))
+_COLUMNS = frozenset(("dense", "bags", "labels", "weights", "label_lengths"))
 
 
 class RowBatch(Batch):
@@ -416,7 +456,8 @@ def validate(batch: Batch, schema: Schema) -> None:
         limits, others = _plain_limits(layout, schema)
         schema = others if (batch.rows_BxW[:, : len(limits)].view(np.uint32) < limits).all() else schema
     B, K = batch.size, len(schema.dense)
-    each = (B, len(schema.labels)) if schema.labels else (B,)
+    count = _count_labels(batch, schema)
+    each = (count, len(schema.labels)) if schema.labels else (count,)
     for name, array, shape in (
         ("dense", batch.dense, (B, K)),
         ("labels", batch.labels, each),
@@ -430,8 +471,9 @@ def validate(batch: Batch, schema: Schema) -> None:
         if not (fine := fits_float32(array)).all():
             where = tuple(int(i) for i in np.argwhere(~fine)[0])
             column = f"dense feature {schema.dense[where[1]]!r}" if name == "dense" else name
+            row = where[0] if name == "dense" else int(batch.label_samples[where[0]])
             raise DataError(
-                f"{column} is {array[where]} in sample {batch.position + where[0]} (row {where[0]} of the batch). "
+                f"{column} is {array[where]} in sample {batch.position + row} (row {row} of the batch). "
                 "Every dense value, label and weight must be finite as float32: clean the source file (recjax has no "
                 "way to know what a missing value means) and prepare the data again."
             )
@@ -440,7 +482,7 @@ def validate(batch: Batch, schema: Schema) -> None:
         at = tuple(int(i) for i in np.argwhere(batch.weights < 0)[0])
         of = f" of label {schema.labels[at[1]].name!r}" if schema.labels else ""
         raise DataError(
-            f"the weight{of} of sample {batch.position + at[0]} is {batch.weights[at]}; weights must not be negative. "
+            f"the weight{of} of {_place_of_label(batch, at[0])} is {batch.weights[at]}; weights must not be negative. "
             "Correct the column that the weights come from."
         )
     for feature in schema.features:
@@ -463,13 +505,41 @@ def validate(batch: Batch, schema: Schema) -> None:
             )
 
 
+def _count_labels(batch: Batch, schema: Schema) -> int:
+    """How many labels a batch has by its schema, of each name; DataError where its elements are not those."""
+    lengths_B = batch.label_lengths
+    if not schema.label_group:
+        if lengths_B is not None:
+            raise DataError(
+                f"batch at sample {batch.position} has label_lengths, but the schema names no label_group. Leave them "
+                "out, or name the group whose elements have labels."
+            )
+        return batch.size
+    of_first = batch.bags[name].lengths if (name := schema.labelled_features[0]) in batch.bags else None
+    if of_first is None or lengths_B is None or not np.array_equal(lengths_B, of_first):
+        raise DataError(
+            f"batch at sample {batch.position}: labels are those of the elements of group {schema.label_group!r}, so "
+            f"label_lengths must be the lengths of its feature {name!r}, but they are not. Correct the code that "
+            "builds the batch."
+        )
+    return int(lengths_B.sum())
+
+
+def _place_of_label(batch: Batch, number: int) -> str:
+    """The sample of a label in words, and which of its elements has it."""
+    if batch.label_lengths is None:
+        return f"sample {batch.position + number}"
+    row = int(batch.label_samples[number])
+    return f"element {number - int(batch.label_lengths[:row].sum())} of sample {batch.position + row}"
+
+
 def _validate_labels(batch: Batch, schema: Schema) -> None:
     if not schema.labels:
         wrong = (batch.labels != 0) & (batch.labels != 1)
         if wrong.any():
             row = int(np.argmax(wrong))
             raise DataError(
-                f"the label of sample {batch.position + row} is {batch.labels[row]}; labels must be 0 or 1. Prepare "
+                f"the label of {_place_of_label(batch, row)} is {batch.labels[row]}; labels must be 0 or 1. Prepare "
                 "the data again with labels that say only whether it happened."
             )
         return
@@ -483,7 +553,7 @@ def _validate_labels(batch: Batch, schema: Schema) -> None:
             row = int(np.argmax(wrong))
             kinds = "0 or 1" if label.kind == "binary" else f"a class from 0 to {most}"
             raise DataError(
-                f"label {label.name!r} of sample {batch.position + row} is {labels_B[row]}; it must be {kinds}, also "
+                f"label {label.name!r} of {_place_of_label(batch, row)} is {labels_B[row]}; it must be {kinds}, also "
                 "where it weighs 0. Prepare the data again with such labels, or as another kind."
             )
 

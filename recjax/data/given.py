@@ -66,7 +66,7 @@ def check_schema(schema: Any) -> Schema:
         )
     if why := wrong_groups(schema):
         raise DataError(f"the schema's groups: {why}. Name jagged features (bag=None), each in one group.")
-    return Schema(tuple(schema.dense), tuple(features), tuple(map(_label, _labels(schema))), groups)
+    return Schema(tuple(schema.dense), tuple(features), tuple(map(_label, _labels(schema))), groups, schema.label_group)
 
 
 def _labels(schema: Schema) -> tuple[Any, ...]:
@@ -142,6 +142,8 @@ def _is_table(thing: Any) -> bool:
 
 
 def _is_empty(block: Batch) -> bool:
+    if block.label_lengths is not None:
+        return len(block.label_lengths) == 0
     return hasattr(block.labels, "__len__") and len(block.labels) == 0
 
 
@@ -176,7 +178,15 @@ def _batch(block: Any, schema: Schema, place: str) -> Batch:
             "0, for `recjax predict` does not look at labels."
         )
     labels = _labels_of(_floats(block.labels, f"{place}: labels"), schema, place)
-    n, K = len(labels), len(schema.dense)
+    label_lengths = None
+    if schema.label_group:
+        label_lengths = None if block.label_lengths is None else _integers(block.label_lengths, f"{place}: lengths")
+        if label_lengths is None:
+            raise DataError(
+                f"{place}: the elements of group {schema.label_group!r} have labels, so label_lengths must say how "
+                "many of each sample. Give it: Batch(dense, bags, labels, weights, label_lengths=lengths)."
+            )
+    n, K = len(labels if label_lengths is None else label_lengths), len(schema.dense)
     dense: Any = np.zeros((n, 0), np.float32)
     if block.dense is not None or K:
         dense = _floats(block.dense, f"{place}: dense", schema.dense)
@@ -187,8 +197,9 @@ def _batch(block: Any, schema: Schema, place: str) -> Batch:
             f"{place}: dense has shape {dense.shape}, but {n} labels and the schema's dense columns "
             f"({', '.join(schema.dense) or 'none'}) ask for {(n, K)}. Give one row for each sample."
         )
-    weights = np.ones(n, np.float32) if block.weights is None else _floats(block.weights, f"{place}: weights")
-    if schema.labels and weights.shape == (n,):
+    count = len(labels)
+    weights = np.ones(count, np.float32) if block.weights is None else _floats(block.weights, f"{place}: weights")
+    if schema.labels and weights.shape == (count,):
         weights = np.repeat(weights[:, None], len(schema.labels), axis=1)
     if not isinstance(block.bags, Mapping):
         raise DataError(f"{place}: bags is {_a(block.bags)}, not a dict. Write {{feature name: Bags(ids)}}.")
@@ -201,7 +212,7 @@ def _batch(block: Any, schema: Schema, place: str) -> Batch:
     if absent := [name for name in names if name not in block.bags]:
         raise DataError(f"{place} has no feature {absent[0]!r}; it has {', '.join(block.bags) or 'none'}. Add it.")
     bags = {f.name: _bags(block.bags[f.name], f, n, f"{place}, feature {f.name!r}") for f in schema.features}
-    return Batch(dense, bags, labels, weights)
+    return Batch(dense, bags, labels, weights, label_lengths=label_lengths)
 
 
 def _labels_of(labels: np.ndarray, schema: Schema, place: str) -> np.ndarray:

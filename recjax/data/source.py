@@ -111,46 +111,54 @@ def even_blocks(rows: int) -> np.ndarray:
 def take(batch: Batch, rows: np.ndarray) -> Batch:
     """The rows of `batch` at the indices `rows` (integers [n], in any order, repeats allowed), copied."""
 
+    def places(lengths_B: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """The entries of these rows, and how many each has."""
+        if lengths_B is None:
+            return rows, None
+        lengths = np.take(lengths_B, rows)
+        # An entry's old place is the old start of its bag plus its place within the bag.
+        old_starts = np.take(np.cumsum(lengths_B, dtype=np.int64) - lengths_B, rows)
+        new_ends = np.cumsum(lengths, dtype=np.int64)
+        shift = np.repeat(old_starts - (new_ends - lengths), lengths)
+        return shift + np.arange(len(shift)), lengths
+
     def take_bags(bags: Bags) -> Bags:
-        if bags.lengths is None:
-            at, lengths = rows, None
-        else:
-            lengths = np.take(bags.lengths, rows)
-            # An id's old place is the old start of its bag plus its place within the bag.
-            old_starts = np.take(np.cumsum(bags.lengths, dtype=np.int64) - bags.lengths, rows)
-            new_ends = np.cumsum(lengths, dtype=np.int64)
-            shift = np.repeat(old_starts - (new_ends - lengths), lengths)
-            at = shift + np.arange(len(shift))
+        at, lengths = places(bags.lengths)
         weights = None if bags.weights is None else np.take(bags.weights, at, axis=0)
         return Bags(np.take(bags.ids, at, axis=0), lengths, weights)
 
+    at, label_lengths = places(batch.label_lengths)
     return Batch(
         dense=np.take(batch.dense, rows, axis=0),
         bags={name: take_bags(bags) for name, bags in batch.bags.items()},
-        labels=np.take(batch.labels, rows, axis=0),
-        weights=np.take(batch.weights, rows, axis=0),
+        labels=np.take(batch.labels, at, axis=0),
+        weights=np.take(batch.weights, at, axis=0),
         position=batch.position,
+        label_lengths=label_lengths,
     )
 
 
 def between(batch: Batch, start: int, stop: int) -> Batch:
     """Rows `start` to `stop` (exclusive) of `batch`, as views of its arrays; its position moves with `start`."""
 
-    def cut(bags: Bags) -> Bags:
-        if bags.lengths is None:
-            first, last, lengths = start, stop, None
-        else:
-            lengths = bags.lengths[start:stop]
-            first = int(bags.lengths[:start].sum(dtype=np.int64))
-            last = first + int(lengths.sum(dtype=np.int64))
-        return Bags(bags.ids[first:last], lengths, None if bags.weights is None else bags.weights[first:last])
+    def entries(lengths_B: np.ndarray | None) -> slice:
+        if lengths_B is None:
+            return slice(start, stop)
+        first = int(lengths_B[:start].sum(dtype=np.int64))
+        return slice(first, first + int(lengths_B[start:stop].sum(dtype=np.int64)))
 
+    def cut(bags: Bags) -> Bags:
+        at, lengths = entries(bags.lengths), None if bags.lengths is None else bags.lengths[start:stop]
+        return Bags(bags.ids[at], lengths, None if bags.weights is None else bags.weights[at])
+
+    labelled = entries(batch.label_lengths)
     return Batch(
         dense=batch.dense[start:stop],
         bags={name: cut(bags) for name, bags in batch.bags.items()},
-        labels=batch.labels[start:stop],
-        weights=batch.weights[start:stop],
+        labels=batch.labels[labelled],
+        weights=batch.weights[labelled],
         position=batch.position + start,
+        label_lengths=None if batch.label_lengths is None else batch.label_lengths[start:stop],
     )
 
 
@@ -167,12 +175,14 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
             np.concatenate(weights) if weights else None,
         )
 
+    label_lengths = [batch.label_lengths for batch in batches if batch.label_lengths is not None]
     return Batch(
         dense=np.concatenate([batch.dense for batch in batches]),
         bags={name: join(name) for name in batches[0].bags},
         labels=np.concatenate([batch.labels for batch in batches]),
         weights=np.concatenate([batch.weights for batch in batches]),
         position=batches[0].position,
+        label_lengths=np.concatenate(label_lengths) if label_lengths else None,
     )
 
 

@@ -33,12 +33,12 @@ def describe(source: BlockSource) -> dict[str, Any]:
         total = np.zeros_like(positives)
         for index in range(len(counts)):
             block = source.read(split, index)
-            counted = block.weights > 0 if source.schema.labels else np.ones(block.size, bool)
+            counted = block.weights > 0 if source.schema.labels else np.ones(len(block.labels), bool)
             positives += np.where(counted, block.labels, 0).sum(axis=0, dtype=np.float64)
             total += counted.sum(axis=0)
             for name, counter in counters.items():
                 counter.add(block.bags[name].ids)
-        splits[split] = {"rows": rows, "label_rate": float(positives[0]) / rows if rows else None}
+        splits[split] = {"rows": rows, "label_rate": float(positives[0] / total[0]) if total[0] else None}
         if source.schema.labels:
             splits[split]["label_rate"] = None
             splits[split]["labels"] = {

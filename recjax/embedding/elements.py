@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +29,14 @@ class Elements:
       segments_L: int32, ascending: the sample of each row; `samples` where there is nothing.
       samples: b.
       bag: H, if all bags hold as many; else None.
+      pairs: P, room for the pairs of `beside`; 0 where the data do not say that these elements meet others.
     """
 
     rows_LxD: jax.Array
     segments_L: jax.Array
     samples: int = dataclasses.field(metadata={"static": True})
     bag: int | None = dataclasses.field(default=None, metadata={"static": True})
+    pairs: Any = dataclasses.field(default=0, metadata={"static": True})
 
     @property
     def mask_L(self) -> jax.Array:
@@ -90,6 +93,29 @@ class Elements:
         nothing = self.rows_LxD.shape[0]
         return self.rows_LxD.at[jnp.where(mask_bxH, at_bxH, nothing)].get(mode="fill", fill_value=0), mask_bxH
 
+    def beside(self, others: Elements) -> Elements:
+        """These elements once more for each of `others` of the same sample, the places of which stand for samples.
+
+        So a history meets all items that are offered in its row, and its own ids are looked up once.
+
+        Raises:
+          ValueError: the data do not say that these elements meet others (`ElementGroup.like`).
+        """
+        if not self.pairs:
+            raise ValueError("these elements meet no others: the group of the data names none of them in `like`.")
+        start_b, _ = self._edges()
+        theirs_L, ours_b = others.segments_L, self.lengths_b
+        end_L = jnp.cumsum(ours_b.at[theirs_L].get(mode="fill", fill_value=0), dtype=jnp.int32)
+        number_P = jnp.arange(self.pairs, dtype=jnp.int32)
+        other_P = jnp.cumsum(jnp.zeros(self.pairs, jnp.int32).at[end_L].add(1, mode="drop"), dtype=jnp.int32)
+        sample_P = theirs_L.at[other_P].get(mode="fill", fill_value=self.samples)
+        before_P = end_L.at[other_P].get(mode="fill", fill_value=0) - ours_b.at[sample_P].get(mode="fill", fill_value=0)
+        place_P = number_P - before_P
+        ours_P = start_b.at[sample_P].get(mode="fill", fill_value=0) + place_P
+        ours_P = jnp.where(sample_P < self.samples, ours_P, len(self.rows_LxD))
+        rows_PxD = _take_rows(self.rows_LxD, ours_P)
+        return Elements(rows_PxD, other_P, len(theirs_L))
+
     def _edges(self) -> tuple[jax.Array, jax.Array]:
         """Returns where the rows of each sample begin, and where they end: int32 [b] each."""
         end_b = jnp.cumsum(self.lengths_b, dtype=jnp.int32)
@@ -120,6 +146,22 @@ def _repeated(values_bxK: jax.Array, segments_L: jax.Array, samples: int) -> jax
     del samples
     return values_bxK.at[segments_L].get(mode="fill", fill_value=0)
 
+
+@jax.custom_vjp
+def _take_rows(rows_LxD: jax.Array, index_P: jax.Array) -> jax.Array:
+    """Rows at these places, zeros beyond the last; gradients are added up in an order of their own, also on a GPU."""
+    return rows_LxD.at[index_P].get(mode="fill", fill_value=0)
+
+
+def _add_rows(saved: tuple[jax.Array, jax.Array], grads_PxD: jax.Array) -> tuple[jax.Array, None]:
+    zeros_LxD, index_P = saved
+    if not by_segments(atomics=False):
+        return zeros_LxD.at[index_P].add(grads_PxD, mode="drop"), None
+    index_P, order_P = jax.lax.sort((index_P, jnp.arange(len(index_P), dtype=jnp.int32)), num_keys=1)
+    return segment_sums(grads_PxD, order_P, index_P, None, len(zeros_LxD)), None
+
+
+_take_rows.defvjp(lambda rows, index: (_take_rows(rows, index), (jnp.zeros_like(rows), index)), _add_rows)
 
 # The gradient of each is the other.
 _sums.defvjp(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 ACROSS = " across hosts"  # after a group's name: the name of the capacity of its exchange across hosts
 IDS = " pooled ids"  # the same for the ids that a device sends to one owner that pools
 ROWS = " pooled rows"  # the same for the distinct rows that an owner is asked for by all devices
+PAIRS = " pairs"  # after a lookup's name: that of the pairs of its elements and those that each meets
 SUMMED = " across replicas"  # the same for the rows whose gradients a device sends to the other replica groups
 
 

@@ -110,7 +110,7 @@ def pool(
             segments_BxH = jnp.where(there_BxH, jnp.arange(samples, dtype=jnp.int32)[:, None], samples)
             pooled[feature.name] = Elements(of_bags, segments_BxH.ravel(), samples, of.inverse.shape[1])
         elif feature.pooling == "none":
-            pooled[feature.name] = Elements(of_bags, of.segments, samples)
+            pooled[feature.name] = Elements(of_bags, of.segments, samples, pairs=of.pairs)
         elif by_segments(atomics):
             pooled[feature.name] = sum_by_sample(of_bags, of.segments, samples)
         else:

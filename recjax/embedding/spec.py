@@ -101,6 +101,8 @@ class FeatureSpec:
         feature may be looked up in several tables.
       mean_ids: ids of a jagged bag, the mean, if the data say (`recjax.data.source`). Costs, thresholds and places
         follow it, no number that a training gives does.
+      beside: of a jagged feature that is not pooled: the data feature, jagged as well, each of whose elements meets all
+        of this one's of the same sample, as an item that is offered meets a history; "": there is none.
     """
 
     name: str
@@ -110,6 +112,7 @@ class FeatureSpec:
     weighted: bool = False
     source: str = ""
     mean_ids: float | None = None
+    beside: str = ""
 
     def __post_init__(self) -> None:
         if self.bag is not None and self.bag < 1:

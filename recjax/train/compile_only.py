@@ -91,12 +91,13 @@ def _without_samples(trainer: Trainer, capacities: dict[str, int], on_host: bool
     share = Share(bound.all_devices, 0, few)
     bags = {feature.reads: _no_bags(feature) for feature in bound.features}
     labels = np.zeros((0, len(schema.labels)) if schema.labels else (0,), np.float32)
-    batch = Batch(np.zeros((0, len(schema.dense)), np.float32), bags, labels, labels)
+    lengths = np.zeros(0, np.int32) if schema.label_group else None
+    batch = Batch(np.zeros((0, len(schema.dense)), np.float32), bags, labels, labels, label_lengths=lengths)
     if on_host:
         routed = host.route_on_host(batch, bound, train.batch_size, train.accumulate, share)
         slots = {group.name: np.empty(0, np.int32) for group in bound.groups if group.mapped}
         routing = host.pack(dataclasses.replace(routed, slots=slots), bound, capacities, trainer.dtype)
-        laid_out = pad(routed, routing, trainer.dtype, trainer.item_keys)
+        laid_out = pad(routed, routing, trainer.router)
     else:
         routed = device.count_ids(batch, bound, train.batch_size, train.accumulate, share)
         laid_out = trainer.router.lay_out(routed, capacities)

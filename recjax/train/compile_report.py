@@ -96,7 +96,7 @@ def _memory(trainer: Trainer, capacities: dict[str, int], compiled: jax.stages.C
     bound, item_bytes = trainer.bound, np.dtype(trainer.dtype).itemsize
     stats: Any = compiled.memory_analysis()
     fetched = sum(g.num_row_lists * capacities[g.name] * g.columns.owners * g.width for g in bound.listing)
-    b = inputs.labels_B.shape[0] // bound.all_devices
+    b = inputs.dense_BxK.shape[0] // bound.all_devices
     of_rows = sum(pool.width * len(pool.lookups) for pool in bound.pools)
     return {
         "tables": _bytes(state.tables),

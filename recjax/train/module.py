@@ -164,13 +164,17 @@ def asks_for_samples(model: nnx.Module, accumulate: int) -> bool:
     return any(isinstance(node, Dropout) for _, node in nnx.iter_graph(model))
 
 
-def outputs(model: nnx.Module, dense_BxK: jax.Array, pooled: dict[str, Any], tasks: Tasks = ()) -> jax.Array:
+def outputs(
+    model: nnx.Module, dense_BxK: jax.Array, pooled: dict[str, Any], tasks: Tasks = (), count: int | None = None
+) -> jax.Array:
     """Outputs of a module: logits [b], or for tasks those of all in their order, [b, O]. Called while tracing.
+
+    Where elements have labels, `count` is the number of their places, L, which then stands for b.
 
     Raises:
       ConfigError: it is something else, its state would differ between devices, or the user's code fails.
     """
-    cls, samples = type(model), dense_BxK.shape[0]
+    cls, samples = type(model), dense_BxK.shape[0] if count is None else count
     call: Any = model
     looks = not tasks and not is_recjax(cls) and cls not in _looked_at
     untouched: Any = nnx.clone(model) if looks else None

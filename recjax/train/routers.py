@@ -39,8 +39,9 @@ class StepInputs:
 
     Attributes:
       dense_BxK: float [N * b, K], zeros in padding rows.
-      labels_B: float [N * b]; or [N * b, T], where the data name T labels.
-      weights_B: likewise, 0 in padding rows.
+      labels_B: float [N * b]; or [N * b, T], where the data name T labels. Where elements have labels, one (or T) for
+        each place of a feature of their group (`Elements`) in place of each sample.
+      weights_B: likewise, 0 in padding.
       routing: the routed ids.
       items: for a loss over the batch what it must know of each sample's item: see `ItemKeys.of`; mostly empty.
     """
@@ -249,16 +250,15 @@ _PIECE_ROWS = 2**18
 WORDS = P(None, BATCH_AXES)
 
 
-def pad(routed: RoutedBatch, routing: Routing, dtype: Any, keys: ItemKeys | None = None) -> StepInputs:
+def pad(routed: RoutedBatch, routing: Routing, router: Router) -> StepInputs:
     """Returns a batch with `routed.local` rows a device, of weight 0 where there is no sample, and its routing: NumPy.
 
     Args:
       routed: the samples for the devices of this process.
       routing: of these samples.
-      dtype: of dense features, labels and weights on the devices.
-      keys: None, or what a loss over the batch must know of items.
+      router: whose batch it is.
     """
-    batch, total = routed.batch, routed.local * routed.devices
+    batch, total, dtype, keys = routed.batch, routed.local * routed.devices, router.dtype, router.keys
 
     def padded(x: np.ndarray, dtype: Any = dtype) -> np.ndarray:
         if len(x) == total:
@@ -267,9 +267,27 @@ def pad(routed: RoutedBatch, routing: Routing, dtype: Any, keys: ItemKeys | None
         out[: len(x)] = x
         return out
 
+    def beside_elements(x: np.ndarray) -> np.ndarray:
+        out = np.zeros((len(routing.features[router.labelled].segments), *x.shape[1:]), dtype)
+        out[_label_places(routed, len(out))] = x
+        return out
+
     items = {} if keys is None else keys.of(batch)
     items = {name: padded(x, x.dtype if x.dtype.kind == "i" else dtype) for name, x in items.items()}
-    return StepInputs(padded(batch.dense), padded(batch.labels), padded(batch.weights), routing, items)
+    place = beside_elements if router.labelled else padded
+    return StepInputs(padded(batch.dense), place(batch.labels), place(batch.weights), routing, items)
+
+
+def unpadded(routed: RoutedBatch, outputs: np.ndarray) -> np.ndarray:
+    """The outputs of a batch's samples, or elements that have labels, among those of all places: [n] or [n, O]."""
+    if routed.batch.label_lengths is None:
+        return outputs[: routed.batch.size]
+    return outputs[_label_places(routed, len(outputs))]
+
+
+def _label_places(routed: RoutedBatch, places: int) -> np.ndarray:
+    """The place of each element that has labels among so many on all devices of this process."""
+    return host.entry_places(routed.batch.label_samples, routed, places // (routed.devices * routed.parts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,12 +315,21 @@ class InFlight:
 
 @dataclasses.dataclass(frozen=True)
 class _Router:
-    """Base of both."""
+    """Base of both.
+
+    Attributes:
+      bound: the bound plan.
+      mesh: its devices.
+      dtype: of dense features, labels and weights on the devices.
+      keys: what a loss over the batch must know of items; None: there is no such loss.
+      labelled: name of the lookup beside whose elements labels lie; "": samples have labels.
+    """
 
     bound: BoundPlan
     mesh: Mesh
     dtype: Any
     keys: ItemKeys | None = None
+    labelled: str = ""
 
     @functools.cached_property
     def share(self) -> Share:
@@ -374,7 +401,7 @@ class HostRouter(_Router):
 
     def lay_out(self, routed: RoutedBatch, capacities: Mapping[str, int]) -> StepInputs:
         """Writes a batch's arrays."""
-        return pad(routed, host.pack(routed, self.bound, dict(capacities), self.dtype), self.dtype, self.keys)
+        return pad(routed, host.pack(routed, self.bound, dict(capacities), self.dtype), self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -395,7 +422,7 @@ class DeviceRouter(_Router):
         capacity.require(sizes, routed.required_capacities)
         features = device.pack_ids(routed, self.bound, sizes, self.dtype)
         lists = host.pack_pooled(routed, self.bound, sizes, self.dtype)
-        return pad(routed, Routing({}, features, lists), self.dtype, self.keys)
+        return pad(routed, Routing({}, features, lists), self)
 
     def row_form(self, batch_size: int, parts: int, trains: bool) -> RowForm | None:
         """Returns the form if all bags are of fixed sizes, and no vectors are pooled by owners."""
@@ -489,9 +516,28 @@ def choose(
             "train.routing=device compiles which rows are hot, but embedding.hot.refresh changes them. Set "
             "train.routing=host or auto, or embedding.hot.refresh=0."
         )
+    labelled = find_labelled(schema, [lookup.spec for lookup in bound.lookups])
     if choice == "device":
-        return DeviceRouter(bound, mesh, dtype, keys, RowLayout(schema) if keys is None else None)
-    return HostRouter(bound, mesh, dtype, keys)
+        return DeviceRouter(bound, mesh, dtype, keys, labelled, RowLayout(schema) if keys is None else None)
+    return HostRouter(bound, mesh, dtype, keys, labelled)
+
+
+def find_labelled(schema: Schema, features: Iterable[FeatureSpec]) -> str:
+    """Name of the first feature whose elements have labels; "" where samples have them.
+
+    Raises:
+      ConfigError: all that are of that group are pooled.
+    """
+    names = schema.labelled_features
+    if not names:
+        return ""
+    apart = [spec.name for spec in features if spec.reads in names and spec.pooling == "none" and spec.bag is None]
+    if not apart:
+        raise ConfigError(
+            f"the elements of group {schema.label_group!r} have labels, but no feature of it is looked up element by "
+            f"element. Set embedding.features.{names[0]}.pooling=none, and take a model that scores elements, as din."
+        )
+    return apart[0]
 
 
 def place_all(
@@ -516,7 +562,5 @@ def place_all(
     sizes: dict[str, int] = functools.reduce(
         capacity.grow, (batch.required_capacities for batch in routed), dict(capacities)
     )
-    packed = [
-        pad(batch, host.pack(batch, router.bound, sizes, router.dtype), router.dtype, router.keys) for batch in routed
-    ]
+    packed = [pad(batch, host.pack(batch, router.bound, sizes, router.dtype), router) for batch in routed]
     return [put_share(inputs, router.mesh) for inputs in packed], sizes

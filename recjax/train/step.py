@@ -83,12 +83,12 @@ class Forward:
     ) -> tuple[Any, Any]:
         """`outputs`, or the vectors of both sides, and the module's other state after it."""
         with jax.named_scope("pool"):
-            pooled = self.embeddings.pool(looked_up, tables, inputs.routing, inputs.labels_B.shape[0])
+            pooled = self.embeddings.pool(looked_up, tables, inputs.routing, inputs.dense_BxK.shape[0])
         with jax.named_scope("dense_forward"):
             model = self.module.merge(params, kept)
             if vectors:
                 return both_vectors(model, inputs.dense_BxK, pooled), kept_state(model)
-            found = outputs(model, inputs.dense_BxK, pooled, self.tasks)
+            found = outputs(model, inputs.dense_BxK, pooled, self.tasks, inputs.labels_B.shape[0])
             return found, kept_state(model)
 
     def loss(
@@ -324,7 +324,7 @@ def make_train_step(
     replica_groups = bound.replicas if bound.independent else 1  # which step by their own parts: replica_groups.py
 
     def train_step(state: TrainState, inputs: StepInputs) -> tuple[TrainState, Metrics]:
-        looked_up, residuals = embeddings.fetch(state.tables, inputs.routing, len(inputs.labels_B))
+        looked_up, residuals = embeddings.fetch(state.tables, inputs.routing, len(inputs.dense_BxK))
         if tasks:
             weights, totals_T = divided_weights(inputs.weights_B.reshape(len(inputs.weights_B), -1))
             inputs = dataclasses.replace(inputs, weights_B=weights)
@@ -437,7 +437,7 @@ def make_predict(
     forward = Forward(model, embeddings, tasks)
 
     def predict(state: TrainState, inputs: StepInputs) -> Any:
-        looked_up, _ = embeddings.fetch(state.tables, inputs.routing, len(inputs.labels_B), mean=True)
+        looked_up, _ = embeddings.fetch(state.tables, inputs.routing, len(inputs.dense_BxK), mean=True)
         params = dense.gather(state.dense, range(len(jax.tree.leaves(state.dense))))
         tables = None if bound.independent else state.tables
         give = forward.vectors if vectors else forward.outputs

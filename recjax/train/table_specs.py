@@ -51,12 +51,12 @@ def specs(
     ]
     features = []
     apart = _attended(config, schema)
+    met = {name: like for name, like in apart.items() if like in schema.labelled_features}
     for f in schema.features:
         chosen = embedding.features.get(f.name, FeatureConfig()).pooling
         pooling = chosen or ("none" if f.name in apart else embedding.pooling)
-        features.append(
-            FeatureSpec(f.name, table_of[f.name], f.bag, pooling, f.weighted, mean_ids=mean_ids.get(f.name))
-        )
+        sizes: Any = {"mean_ids": mean_ids.get(f.name), "beside": met.get(f.name, "") if pooling == "none" else ""}
+        features.append(FeatureSpec(f.name, table_of[f.name], f.bag, pooling, f.weighted, **sizes))
     unpooled = [f.name for f in features if f.pooling == "none"]
     if unpooled and not getattr(config.model, "sequences", False):
         raise ConfigError(

@@ -51,7 +51,7 @@ from recjax.train.inputs import InputStream, InputStreams
 from recjax.train.known_pairs import Known, known_of
 from recjax.train.module import ModuleDef, asks_for_samples, built
 from recjax.train.products import set_products
-from recjax.train.routers import InFlight, PackedBatches, ResidentRows, StepInputs
+from recjax.train.routers import InFlight, PackedBatches, ResidentRows, StepInputs, find_labelled, unpadded
 from recjax.train.state import EMPTY, HostState, TrainState
 from recjax.train.step import Metrics, StepOptions, make_predict, make_train_step, rated
 from recjax.train.table_specs import dims, refuse_reduced
@@ -379,7 +379,7 @@ class Trainer(InputStreams):
             if all(int(size) <= held[name] for name, size in done.needs.items()):
                 break
             done = self._predicted(state, done.batch, dataclasses.replace(done.inputs, sizes=sizes))
-        return done.batch.batch, own(done.logits).astype(np.float64)[: done.batch.batch.size]
+        return done.batch.batch, unpadded(done.batch.routed, own(done.logits).astype(np.float64))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -459,6 +459,7 @@ def assemble_trainer(
         _refuse_pairs_alone(config, source)
     if getattr(config.model, "grouped", False):
         sides["groups"] = source.schema.groups
+        sides |= {"label_group": source.schema.label_group} if source.schema.label_group else {}
     build = functools.partial(
         config.model.build,
         len(source.schema.dense),
@@ -506,6 +507,12 @@ def assemble_trainer(
     dense = make_dense(config.train.dense, bucket_mib, model, tx, dtype, mesh.devices.size, platform)
     train = config.train
     per_sample = asks_for_samples(model, train.accumulate)
+    if find_labelled(source.schema, features) and (per_sample or two_sided):
+        raise ConfigError(
+            f"the elements of group {source.schema.label_group!r} have labels, which does not go with "
+            + ("a model of two sides." if two_sided else "BatchNorm and Dropout, which tell samples apart.")
+            + " Leave that out."
+        )
     options = StepOptions(
         train.clip_norm,
         train.accumulate,

@@ -38,7 +38,7 @@ from recjax.planning.compiled_collectives import collectives
 from recjax.train import state as states
 from recjax.train.build import build_trainer
 from recjax.train.module import ModuleDef
-from recjax.train.routers import pad
+from recjax.train.routers import HostRouter, pad
 from recjax.train.step import make_train_step
 from recjax.train.table_specs import specs
 
@@ -290,7 +290,8 @@ def test_the_compiled_step_holds_half_and_widens_no_table():
         capacities: dict[str, int] = {}
         for c in counted:
             capacities = capacity.grow(capacities, c.required_capacities)
-        inputs = [put_share(pad(c, pack(c, bound, capacities), np.float32), mesh) for c in counted]
+        router = HostRouter(bound, mesh, np.float32)
+        inputs = [put_share(pad(c, pack(c, bound, capacities), router), mesh) for c in counted]
         step = make_train_step(ModuleDef.of(model), bound, mesh, made.tx).lower(state, inputs[0]).compile()
         before = {n: np.asarray(x) for n, x in state.tables.items()}
         losses = []

@@ -116,7 +116,7 @@ class PreparedSource:
         end = int(self._ends[split][index])
         numbers_B = np.arange(end - int(self._counts[split][index]), end)
         block = RowBatch(packed, numbers_B, int(numbers_B[0]), index)
-        return Batch(block.dense, block.bags, block.labels, block.weights, block.position)
+        return block.with_bags(block.bags)
 
     def _read(self, split: str, index: int) -> Batch:
         rows = int(self.row_counts(split)[index])

@@ -162,9 +162,11 @@ def _from_record(record: Mapping[str, Any], schema: Schema) -> Batch:
     for feature in schema.features:
         columns = record["bags"][feature.name]
         bags[feature.name] = Bags(columns["ids"], columns.get("lengths"), columns.get("weights"))
-    labels = record["labels"]
-    dense = record.get("dense", np.zeros((len(labels), 0), np.float32))
-    return Batch(dense, bags, labels, record["weights"])
+    labels, lengths = record["labels"], None
+    if schema.label_group:
+        lengths = bags[schema.labelled_features[0]].lengths
+    dense = record.get("dense", np.zeros((len(labels if lengths is None else lengths), 0), np.float32))
+    return Batch(dense, bags, labels, record["weights"], label_lengths=lengths)
 
 
 def as_stored(block: Batch, schema: Schema) -> Batch:
@@ -183,7 +185,8 @@ def as_stored(block: Batch, schema: Schema) -> Batch:
         )
     floats = (array.astype(np.float32, copy=False) for array in (block.dense, block.labels, block.weights))
     dense, labels, weights = floats
-    return Batch(dense, bags, labels, weights, block.position)
+    lengths = bags[schema.labelled_features[0]].lengths if schema.label_group else None
+    return Batch(dense, bags, labels, weights, block.position, lengths)
 
 
 def arrays(block: Batch) -> Iterator[np.ndarray]:

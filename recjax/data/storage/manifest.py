@@ -195,7 +195,8 @@ def schema_to_json(schema: Schema) -> dict[str, Any]:
     labels = {"labels": [dataclasses.asdict(label) for label in schema.labels]} if schema.labels else {}
     features = [dataclasses.asdict(feature) for feature in schema.features]
     groups = {"groups": [dataclasses.asdict(group) for group in schema.groups]} if schema.groups else {}
-    return {"dense": list(schema.dense), "features": features, **labels, **groups}
+    label_group = {"label_group": schema.label_group} if schema.label_group else {}
+    return {"dense": list(schema.dense), "features": features, **labels, **groups, **label_group}
 
 
 def schema_from_json(schema: dict[str, Any]) -> Schema:
@@ -205,7 +206,8 @@ def schema_from_json(schema: dict[str, Any]) -> Schema:
         ElementGroup(group["name"], tuple(group["features"]), tuple(group["like"]))
         for group in schema.get("groups", ())
     )
-    return Schema(tuple(schema["dense"]), tuple(Feature(**feature) for feature in schema["features"]), labels, groups)
+    features = tuple(Feature(**feature) for feature in schema["features"])
+    return Schema(tuple(schema["dense"]), features, labels, groups, str(schema.get("label_group", "")))
 
 
 def prepare_again(path: object, dataset: str | None) -> str:

@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
-from recjax.embedding.layout import ACROSS, IDS, ROWS, SUMMED, BoundPlan
+from recjax.embedding.layout import ACROSS, IDS, PAIRS, ROWS, SUMMED, BoundPlan
 
 PERIOD = 256  # steps after which sizes may fall
 ROOM = 1.03  # that a first size leaves at least
@@ -74,7 +74,7 @@ class Kinds:
     @classmethod
     def of(cls, bound: BoundPlan) -> Kinds:
         """Makes the kinds of a bound plan."""
-        jagged = [lookup.name for lookup in bound.lookups if lookup.spec.bag is None]
+        jagged = [lookup.name + end for lookup in bound.lookups if lookup.spec.bag is None for end in ("", PAIRS)]
         lists = [group.name + step for group in bound.groups for step in ("", ACROSS, SUMMED, ROWS)]
         ids: list[str] = []
         for exchange in (exchange for exchange in bound.pooled if exchange.counted):

@@ -21,7 +21,7 @@ import numpy as np
 
 from recjax.data.batch import Batch
 from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, Group
-from recjax.embedding.routing.host import local_samples, locate_pooled, most_ids, pack_feature
+from recjax.embedding.routing.host import jagged_sizes, local_samples, locate_pooled, pack_feature
 from recjax.embedding.routing.routed import FeatureRouting, GroupRouting, RoutedBatch, Routing
 from recjax.embedding.segment_sums import by_segments, first_entries
 from recjax.embedding.spec import MAX_ROWS
@@ -99,11 +99,7 @@ def count_ids(
     """Does the host's part of `route_on_host`, which is short: all that needs no distinct ids."""
     share = share or Share(bound.all_devices, 0, bound.all_devices)
     b = local_samples(batch_size, share.total, parts)
-    required = {
-        lookup.name: most_ids(batch.bags[lookup.spec.reads], b // parts)
-        for lookup in bound.lookups
-        if batch.bags[lookup.spec.reads].lengths is not None
-    }
+    required = jagged_sizes(batch, bound, b // parts)
     found = locate_pooled(batch, bound, b, share, required)
     return RoutedBatch(batch, share.count, b, parts, required, {}, {}, {}, {}, pooled=found)
 
@@ -320,5 +316,5 @@ def write_routing(bound: BoundPlan, features: Features, located: dict[str, Devic
             other_L, more = places[name]
             place_L = jnp.where(place_L < rows, place_L, rows + other_L)
             rows += more
-        found[lookup.name] = FeatureRouting(place_L.reshape(ids.inverse.shape), ids.weights, ids.segments)
+        found[lookup.name] = dataclasses.replace(ids, inverse=place_L.reshape(ids.inverse.shape))
     return Routing(groups, found)

@@ -20,7 +20,7 @@ import numpy as np
 
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.bands import Lookup, Source
-from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, Group
+from recjax.embedding.layout import ACROSS, PAIRS, SUMMED, BoundPlan, Group
 from recjax.embedding.pooled import routing as pooled_ids
 from recjax.embedding.pooled.routing import Found, PooledRouting
 from recjax.embedding.routing import capacity
@@ -47,15 +47,11 @@ def route_on_host(
     """
     share = share or Share(bound.all_devices, 0, bound.all_devices)
     b = local_samples(batch_size, share.total, parts)
-    required: dict[str, int] = {}
+    required = jagged_sizes(batch, bound, b // parts)
     keys: dict[str, np.ndarray] = {}
     counts: dict[str, np.ndarray] = {}
     inverse: dict[str, np.ndarray] = {}
     merged: dict[str, Merged] = {}
-    for lookup in bound.lookups:
-        bags = batch.bags[lookup.spec.reads]
-        if bags.lengths is not None:
-            required[lookup.name] = most_ids(bags, b // parts)
     touched: dict[str, np.ndarray] = {}
     devices = Devices(batch, b, share.count)
     elsewhere: dict[tuple[str, str], np.ndarray] = {}
@@ -150,9 +146,21 @@ def local_samples(batch_size: int, devices: int, parts: int) -> int:
     return parts * -(-batch_size // (devices * parts))
 
 
-def most_ids(bags: Bags, samples: int) -> int:
-    """The least capacity for a jagged feature: the most ids that `samples` samples of one part have."""
-    return _largest(np.bincount(bags.samples() // samples))
+def jagged_sizes(batch: Batch, bound: BoundPlan, samples: int) -> dict[str, int]:
+    """The least capacities for jagged features: the most ids, and pairs of elements, of `samples` samples of a part."""
+    sizes: dict[str, int] = {}
+    starts = np.arange(0, batch.size, samples)
+    for lookup in bound.lookups:
+        lengths_B = batch.bags[lookup.spec.reads].lengths
+        if lengths_B is not None:
+            counts = {"": lengths_B.astype(np.int64)}
+            if lookup.spec.beside:
+                others_B = batch.bags[lookup.spec.beside].lengths
+                assert others_B is not None  # both are jagged: see `FeatureSpec.beside`
+                counts[PAIRS] = counts[""] * others_B
+            sizes |= {lookup.name + end: _largest(np.add.reduceat(n, starts)) for end, n in counts.items() if len(n)}
+            sizes |= {lookup.name + end: 0 for end, n in counts.items() if not len(n)}
+    return sizes
 
 
 def pack(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtype: Any = np.float32) -> Routing:
@@ -282,10 +290,7 @@ def pack_feature(
         weights_L = None if weights_L is None else weights_L.reshape(bags.ids.shape)
     else:
         shape, sample_L = (P * capacities[feature.name],), bags.samples()
-        part_L = sample_L // s
-        counts_P = np.bincount(part_L, minlength=P)
-        within_L = np.arange(len(sample_L)) - (np.cumsum(counts_P) - counts_P)[part_L]
-        at = (part_L * capacities[feature.name] + within_L,)
+        at = (entry_places(sample_L, routed, capacities[feature.name]),)
         segments = np.full(shape, s, np.int32)
         segments[at] = sample_L % s
     if bags.lengths is None and index_L.shape == shape and index_L.dtype == np.int32:
@@ -293,11 +298,25 @@ def pack_feature(
     else:
         inverse = np.full(shape, nothing, np.int32)
         inverse[at] = index_L
+    pairs = capacities[feature.name + PAIRS] if feature.beside else 0
     if weights_L is None:
-        return FeatureRouting(inverse, None, segments)
+        return FeatureRouting(inverse, None, segments, pairs)
     weights = np.zeros(shape, dtype)
     weights[at] = weights_L
-    return FeatureRouting(inverse, weights, segments)
+    return FeatureRouting(inverse, weights, segments, pairs)
+
+
+def entry_places(sample_L: np.ndarray, routed: RoutedBatch, size: int) -> np.ndarray:
+    """The place of entries of samples, such as ids of jagged bags, where each part has room for `size`: int64 [L].
+
+    Args:
+      sample_L: the sample of each, ascending.
+      routed: the batch.
+      size: at least as `jagged_sizes` has it.
+    """
+    part_L = sample_L // (routed.local // routed.parts)
+    counts_P = np.bincount(part_L, minlength=routed.devices * routed.parts)
+    return np.arange(len(sample_L)) + (np.arange(len(counts_P)) * size - np.cumsum(counts_P) + counts_P)[part_L]
 
 
 def _pooling_weights(feature: FeatureSpec, bags: Bags) -> np.ndarray | None:

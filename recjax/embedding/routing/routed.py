@@ -76,11 +76,13 @@ class FeatureRouting:
         part).
       weights: None, or floats of the same shape: id weights, with 1/len folded in for mean pooling.
       segments: int32 [P*L], sample within the part, s where there is no id; None where inverse is [P*s, H].
+      pairs: capacity of a part for the pairs of `FeatureSpec.beside`; 0 without.
     """
 
     inverse: Any
     weights: Any
     segments: Any
+    pairs: int = dataclasses.field(default=0, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
