@@ -166,11 +166,15 @@ def naive_bayes(source: BlockSource, column: int = 0) -> dict[str, float]:
     if not all(count.sum() for count in counts):
         return {}
     edges = np.quantile(source.read("train", 0).dense, np.linspace(0, 1, _BUCKETS + 1)[1:-1], axis=0).T  # [K, buckets]
-    rates = {f.name: _Rates(f.rows) for f in source.schema.features if f.rows <= _MOST_ROWS}
+    schema = source.schema
+    named = {f.name: f for f in schema.features if f.rows <= _MOST_ROWS}
+    if schema.label_group:  # a history would be counted once for each element that has a label
+        named = {name: f for name, f in named.items() if f.bag == 1 or name in schema.labelled_features}
+    rates = {name: _Rates(f.rows) for name, f in named.items()}
     buckets = [_Rates(_BUCKETS) for _ in source.schema.dense]
     ones = rows = 0.0
     for index in range(len(counts[0])):
-        block = source.read("train", index)
+        block = one_label_a_row(source.read("train", index), schema, named)
         labels, weights = _column(block, column)
         ones, rows = ones + float(labels @ weights), rows + float(weights.sum())
         for column, rate in enumerate(buckets):
@@ -183,7 +187,7 @@ def naive_bayes(source: BlockSource, column: int = 0) -> dict[str, float]:
     added = {name: rate.log_odds(ones / rows) for name, rate in rates.items()}
     added_dense = [rate.log_odds(ones / rows) for rate in buckets]
     scores, tests = [], [source.read("test", index) for index in range(len(counts[1]))]
-    for block in tests:
+    for block in (one_label_a_row(block, schema, named) for block in tests):
         score = np.zeros(block.size)
         for column, values in enumerate(added_dense):
             score += values[np.searchsorted(edges[column], block.dense[:, column], "right")]

@@ -64,8 +64,9 @@ class ElementGroup:
     Attributes:
       name: unique among the groups.
       features: names of the features. In each sample their bags are equally long.
-      like: for each the feature of the row itself whose values mean the same, such as the item that is offered beside
-        the items of a history, and have the same ids; "" where there is none.
+      like: for each the feature whose values mean the same, such as the item that is offered beside the items of a
+        history, and have the same ids; "" where there is none. It is one of the row itself, or of the elements that
+        have labels (`Schema.label_group`).
     """
 
     name: str
@@ -183,7 +184,8 @@ class Batch:
     labels: np.ndarray
     weights: np.ndarray
     position: int = 0
-    label_lengths: np.ndarray | None = None
+    # By a factory, so that the class has no attribute of this name, which would hide that of a `RowBatch`.
+    label_lengths: np.ndarray | None = dataclasses.field(default_factory=lambda: None)
 
     @property
     def size(self) -> int:

@@ -7,7 +7,7 @@ row in the split. Blocks exist because one Python call and one read per row woul
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -136,6 +136,24 @@ def take(batch: Batch, rows: np.ndarray) -> Batch:
         position=batch.position,
         label_lengths=label_lengths,
     )
+
+
+def one_label_a_row(batch: Batch, schema: Schema, names: Iterable[str]) -> Batch:
+    """The same labels with a row for each, where elements have labels; else the batch as it is.
+
+    Args:
+      batch: the rows.
+      schema: of these.
+      names: features that are wanted. One of the elements that have labels has their id; of others those of the row.
+    """
+    if batch.label_lengths is None:
+        return batch
+    labelled = schema.labelled_features
+    bags = {name: batch.bags[name] for name in names if name not in labelled}
+    no_labels = np.zeros(batch.size, np.float32)
+    rows = take(Batch(batch.dense, bags, no_labels, no_labels, batch.position), batch.label_samples)
+    own = {name: Bags(batch.bags[name].ids[:, None]) for name in names if name in labelled}
+    return Batch(rows.dense, {**rows.bags, **own}, batch.labels, batch.weights, batch.position)
 
 
 def between(batch: Batch, start: int, stop: int) -> Batch:

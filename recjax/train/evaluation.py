@@ -19,10 +19,10 @@ import numpy as np
 
 from recjax.data import counter_rng
 from recjax.data.arrow.roles import in_shell
-from recjax.data.batch import Batch
+from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.data.pipeline import batches
 from recjax.data.row_values import meaning
-from recjax.data.source import BlockSource, between, concatenate, take
+from recjax.data.source import BlockSource, between, concatenate, one_label_a_row, take
 from recjax.data.storage.blocks import PreparedSource
 from recjax.errors import ConfigError
 from recjax.parallel import watchdog
@@ -171,8 +171,8 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
         )
     schema, exact = trainer.source.schema, _is_exact(trainer, split, details.exact_rows)
     _refuse_unread(trainer.source, [*details.by, details.group])
-    grouped = find_feature(schema, details.group) if details.group else None
-    by = [find_feature(schema, name) for name in details.by]
+    grouped = _of_label(schema, find_feature(schema, details.group)) if details.group else None
+    by = [_of_label(schema, find_feature(schema, name)) for name in details.by]
     groups = []
     if grouped:
         parts = min(_MOST_PARTS, max(1, -(-_rows(trainer, split) // _PART_ROWS)))
@@ -183,11 +183,15 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
     for feature in by:
         where: dict[str, Any] = {"position": mine.start, "end": mine.stop, "epochs": 1}
         size, workers = trainer.config.train.eval_batch_size, trainer.config.train.workers
-        stream = batches(trainer.source, split, size, workers=workers, **where)
+        stream = (
+            one_label_a_row(batch, schema, [feature.name])
+            for batch in batches(trainer.source, split, size, workers=workers, **where)
+        )
         name = meaning(trainer.source, feature).name
         measures = functools.partial(_measures, trainer.tasks, exact, SLICE_BINS)
         slices[feature.name] = Slices(feature, stream, details.top, measures, name, together)
-    whole = _measured(trainer, state, split, exact, (*slices.values(), *groups))
+    parts = (*slices.values(), *groups)
+    whole = _measured(trainer, state, split, exact, parts, names=(*details.by, *filter(None, [details.group])))
     result: dict[str, Any] = {**whole.result(), "auc_method": "exact" if exact else "binned"}
     if isinstance(whole, ByTask):
         of = {name: (kept, result[f"{name}.samples"]) for name, kept in whole.binary().items()}
@@ -204,6 +208,11 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
         make_measures = functools.partial(_measures, trainer.tasks, exact)
         result["ablation"] = ablate(trainer, state, split, make_measures, details.permutations)
     return result
+
+
+def _of_label(schema: Schema, feature: Feature) -> Feature:
+    """A feature as each label has it, `one_label_a_row`: of the elements that have labels, one id."""
+    return dataclasses.replace(feature, bag=1) if feature.name in schema.labelled_features else feature
 
 
 def _refuse_unread(source: BlockSource, names: Sequence[str]) -> None:
@@ -239,14 +248,17 @@ def _measured(
     exact: bool,
     parts: Sequence[_Part],
     stop: Callable[[], int] = never,
+    names: Sequence[str] = (),
 ) -> Exact | Binned | ByTask:
+    """Measures a split, and its `parts`, which look at features of these names."""
     whole = _measures(trainer.tasks, exact)
     for batch, logits in trainer.predict(state, trainer.eval_inputs(split, stop, state.host)):
         if not batch.size:
             continue
         whole.add(batch.labels, logits, batch.weights, batch.position)
+        apart = one_label_a_row(batch, trainer.source.schema, names) if parts else batch
         for part in parts:
-            part.add(batch, logits)
+            part.add(apart, logits)
     if jax.process_count() > 1:
         watchdog.phase("wait")
         for joined in (whole, *parts):
@@ -304,8 +316,13 @@ class MixedColumn:
         together = self._together
         if together is None or together[0] != (split, part):
             whole = concatenate([self._source.read(split, int(index)) for index in blocks])
-            order = counter_rng.permutation(whole.size, self._seed, _MIXING, self._number, part)
-            self._together = together = (split, part), take(whole, order)
+            if any(self._column in group.features for group in self.schema.groups):  # among all elements, as they lie
+                bags = whole.bags[self._column]
+                order = counter_rng.permutation(len(bags.ids), self._seed, _MIXING, self._number, part)
+                mixed = whole.with_bags({**whole.bags, self._column: Bags(bags.ids[order], bags.lengths)})
+            else:
+                mixed = take(whole, counter_rng.permutation(whole.size, self._seed, _MIXING, self._number, part))
+            self._together = together = (split, part), mixed
         return together[1]
 
 

@@ -71,7 +71,7 @@ def test_columns_in_any_order_and_number(tmp_path):
         ),
         (["hist:list(item,when)"], ROWS, ConfigError, r"has no column 'hist.when'.* Its columns are 'y', 'hist.item'"),
         (["hist:list(item)", "item:jagged"], APART, ConfigError, r"'item' is there twice: in hist:list\(...\), and by"),
-        (["hist:list(y)"], APART, ConfigError, r"'y' is the label, so it cannot be a feature"),
+        (["hist:list(y)"], APART, ConfigError, r"hist:list\(...\) has nothing but labels"),
     ],
 )
 def test_mistakes(tmp_path, columns, table, error, words):

@@ -47,12 +47,14 @@ class RawColumns:
       columns: feature -> its values.
       weights: float32 [n]; None without a column of weights.
       faults: what is wrong with them; such values are as if missing.
+      first_of: group of aligned columns -> its first feature.
     """
 
     dense: np.ndarray
     columns: dict[str, Coded]
     weights: np.ndarray | None
     faults: list[Fault]
+    first_of: dict[str, str]
 
 
 _WHAT = {
@@ -140,7 +142,8 @@ def raw_columns(arrays: Mapping[str, Any], specs: Sequence[ColumnSpec], rows: in
         if spec.role == "cross":
             joined = _crossed([columns[source] for source in spec.sources])
             columns[spec.name] = _hashed(joined, spec.hashed)
-    return RawColumns(np.concatenate(dense, axis=1) if dense else np.zeros((rows, 0)), columns, weights, faults)
+    joined_nxK = np.concatenate(dense, axis=1) if dense else np.zeros((rows, 0))
+    return RawColumns(joined_nxK, columns, weights, faults, {group: name for group, (name, _) in groups.items()})
 
 
 def _seconds(array: Any, kind: Kind, per_second: int) -> tuple[np.ndarray, np.ndarray]:

@@ -72,6 +72,14 @@ class Label:
         return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
+def one_value_each(column: str) -> str:
+    """The message about a column of lists that is named as the label of rows."""
+    return (
+        f"the label {column!r} holds lists. Name a column with one value for each row; or if each entry is the label "
+        f"of an element, list it with what that is: columns=GROUP:list(item,{items.quote(column)})."
+    )
+
+
 def _by_number(text: str) -> tuple[float, str]:
     """The order of values that are shown: by number, and what is none last."""
     try:
@@ -97,7 +105,7 @@ class LabelProfile:
             return
         array = convert.plain(array)
         if convert.is_list(array):
-            raise DataError(f"the label {self._label.column!r} holds lists. Name a column with one value for each row.")
+            raise DataError(one_value_each(self._label.column))
         labels, wrong = self._label.of(array)
         self._rows, self._sum = self._rows + len(labels), self._sum + int(labels.sum())
         if len(self._values) <= _LISTED:

@@ -19,7 +19,7 @@ import numpy as np
 from recjax.data import batch
 from recjax.data.arrow import convert
 from recjax.data.arrow.chunk_columns import Fault, shown
-from recjax.data.arrow.label import Label
+from recjax.data.arrow.label import Label, one_value_each
 from recjax.data.prepare.dense_columns import fits_float32
 from recjax.errors import ConfigError, DataError
 from recjax.settings import items
@@ -174,7 +174,7 @@ class LabelsProfile:
         for i, one in enumerate(self._labels.each):
             array = convert.plain(arrays[one.name])
             if convert.is_list(array):
-                raise DataError(f"the label {one.name!r} holds lists. Name a column with one value for each row.")
+                raise DataError(one_value_each(one.name))
             if one.kind == "class":
                 self._note_classes(i, one, array)
                 one = dataclasses.replace(one, classes=tuple(self._classes[i]))

@@ -13,6 +13,7 @@ import numpy as np
 from recjax.data import batch
 from recjax.data.arrow import chunk_columns, convert, footer, labels, pieces, roles, row_filter, scan, splits
 from recjax.data.arrow.column_profile import ColumnProfile, ValueType
+from recjax.data.arrow.element_labels import ElementLabels, element_of, take_labels
 from recjax.data.arrow.label import Label, LabelProfile
 from recjax.data.arrow.labels import Labels, LabelsProfile, describe
 from recjax.data.arrow.pieces import Piece
@@ -46,6 +47,7 @@ class TableReader:
       specs: the columns, in the order of the schema.
       conditions: those of `where`.
       labels: several of them; empty: one binary label.
+      label_group: the group whose elements have the labels; "": rows have them.
       proposals: those of `columns=auto` for each column that it was to judge.
       left_out: rows that the conditions of `where` leave out.
     """
@@ -69,17 +71,20 @@ class TableReader:
                 f"{doubled} is to be read for two splits, so what is tested would be known from training. Give each "
                 "split files of its own."
             )
+        auto, asked = roles.parse(choices.columns)
+        choices, asked, self._elements = take_labels(
+            choices, roles.by_names(asked, scan.schema(self._files[0][0]).names)
+        )
         self._choices = choices
         self.conditions = choices.where
         self._labels: Labels | None = None
         self.label = str(choices.label)
+        self.label_group = self._elements.group if self._elements else ""
         self.labels: tuple[batch.Label, ...] = ()
         apart = [split for split in files if split != "train"]
         self.splits = splits.in_words(
             choices.split, choices.seed, choices.time, choices.group, choices.split_column, apart
         )
-        auto, asked = roles.parse(choices.columns)
-        asked = roles.by_names(asked, scan.schema(self._files[0][0]).names)
         judged = self._check_names(auto, asked)
         check_like(asked, self.names)
         profiles = self._look(asked, judged)
@@ -136,14 +141,18 @@ class TableReader:
         arrays, count = pieces.joined(held), sum(piece.rows for piece in held)
         found = chunk_columns.raw_columns(arrays, self.specs, count)
         faults, weights = found.faults, found.weights
+        flat, lengths = _flat(self._elements, arrays, found, pieces.where(held))
+        wrong_labels = list[chunk_columns.Fault]()
+        if weights is not None and lengths is not None:
+            weights = np.repeat(weights, lengths)
         if self._labels is not None:
-            labels, of_labels, wrong_labels = self._labels.of(arrays)
+            labels, of_labels, wrong_labels = self._labels.of(flat)
             weights = of_labels if weights is None else of_labels * weights[:, None]
-            faults += wrong_labels
         else:
-            labels, wrong = self._choices.label.of(convert.plain(arrays[self._choices.label.column]))
+            labels, wrong = self._choices.label.of(convert.plain(flat[self._choices.label.column]))
             if wrong is not None:
-                faults.append(chunk_columns.Fault(self._choices.label.column, wrong, "not a label of 0 or 1"))
+                wrong_labels.append(chunk_columns.Fault(self._choices.label.column, wrong, "not a label of 0 or 1"))
+        faults += _of_rows(wrong_labels, lengths)
         if first := chunk_columns.first(faults, arrays):
             at, fault, what = first
             value = convert.plain(arrays[fault.column])[at]
@@ -159,7 +168,13 @@ class TableReader:
             self._split[row : row + count],
             weights,
             done=(row + count) / len(self._split),
+            label_lengths=lengths,
         )
+
+    @property
+    def label_column(self) -> str:
+        """Name of the column of the label, or of the first of several."""
+        return self._choices.label.column
 
     @property
     def described_labels(self) -> list[dict[str, Any]]:
@@ -265,20 +280,24 @@ class TableReader:
             arrays = {name: convert.plain(piece.batch[name]) for name in piece.batch.schema.names}
             for name, profile in profiles.items():
                 profile.add(arrays[name], name in judged, piece.where)
+            flat, where = arrays, piece.where
+            if self._elements is not None:
+                flat, lengths = self._elements.flat(arrays, where)
+                where = element_of(lengths, where)
             if several is None:
-                label.add(arrays[self._choices.label.column], piece.where)
+                label.add(flat[self._choices.label.column], where)
             else:
-                several.add(arrays, piece.where)
+                several.add(flat, where)
             splitter.add(arrays, numbers[piece.file], row, piece.where)
             row += piece.rows
             progress.update(row, None)
         progress.close()
         if self._choices.where:
             texts = ",".join(condition.text for condition in self._choices.where)
-            where = self._choices.wording.option("where", texts)
-            progress.note(f"{where} leaves out {self.left_out:,} of {self.left_out + row:,} rows")
+            condition = self._choices.wording.option("where", texts)
+            progress.note(f"{condition} leaves out {self.left_out:,} of {self.left_out + row:,} rows")
         if not row and self.left_out:
-            raise DataError(f"no row of {self._files[0][0]} keeps to {where}. Choose other conditions.")
+            raise DataError(f"no row of {self._files[0][0]} keeps to {condition}. Choose other conditions.")
         if not row:
             raise DataError(f"{self._files[0][0]} has no rows. Give a table with rows.")
         if several is None:
@@ -337,6 +356,35 @@ class TableReader:
                 yield piece
 
 
+def _flat(
+    elements: ElementLabels | None, arrays: Mapping[str, Any], columns: chunk_columns.RawColumns, where: Any
+) -> tuple[Mapping[str, Any], np.ndarray | None]:
+    """Columns in which those of labels have an entry a label; and how many labels each row has, if elements have them.
+
+    A row with other numbers of labels than of elements goes to the faults of `columns`.
+    """
+    if elements is None:
+        return arrays, None
+    flat, lengths_n = elements.flat(arrays, where)
+    name = columns.first_of[elements.group]
+    expected_n = columns.columns[name].lengths
+    assert expected_n is not None
+    columns.faults.append(elements.unequal(lengths_n, (name, expected_n)))
+    return flat, lengths_n
+
+
+def _of_rows(faults: list[chunk_columns.Fault], lengths: np.ndarray | None) -> list[chunk_columns.Fault]:
+    """Faults of labels as those of rows, where these have so many labels."""
+    if lengths is None:
+        return faults
+    marks = ((fault, convert.of_rows(fault.rows, lengths)) for fault in faults)
+    return [
+        dataclasses.replace(fault, rows=rows, what=f"a list with an entry that is {fault.what}")
+        for fault, rows in marks
+        if rows is not None
+    ]
+
+
 def _specs_of(name: str, asked: roles.Asked, profile: ColumnProfile) -> list[ColumnSpec]:
     return roles.parts_of(name, asked, profile) if asked.role == "time" else [roles.spec_of(name, asked, profile)]
 
@@ -368,6 +416,8 @@ class LabelledReader:
         self._needed = list(dict.fromkeys([*(n for spec in self.specs for n in spec.columns), *self._meanings.columns]))
         self.label: str = trained.about.get("label", "")
         self.labels: tuple[batch.Label, ...] = trained.schema.labels
+        self.label_group = trained.schema.label_group
+        self._elements = ElementLabels.of(self.label_group, self._meanings)
         self.features = [spec.feature for spec in self.specs if spec.is_feature]
         self.dense = tuple(chunk_columns.each(self.specs))
         for file in files:
@@ -397,17 +447,20 @@ class LabelledReader:
     def _chunk(self, together: list[Piece]) -> Chunk:
         arrays, rows = pieces.joined(together), sum(piece.rows for piece in together)
         columns = chunk_columns.raw_columns(arrays, self.specs, rows)
-        labels_nxT, weights_nxT, wrong = self._meanings.of(arrays)
-        if first := chunk_columns.first([*columns.faults, *wrong], arrays):
+        flat, lengths = _flat(self._elements, arrays, columns, pieces.where(together))
+        labels_nxT, weights_nxT, wrong = self._meanings.of(flat)
+        if first := chunk_columns.first([*columns.faults, *_of_rows(wrong, lengths)], arrays):
             at, fault, what = first
             value = convert.plain(arrays[fault.column])[at]
             hint = chunk_columns.encoding_hint(value, together[0].file.form, Wording.CONFIG.option)
             raise DataError(f"{pieces.where(together)(at)}: {what}.{hint} Correct the value.")
         if columns.weights is not None:
-            weights_nxT = weights_nxT * columns.weights[:, None]
+            of_rows = columns.weights if lengths is None else np.repeat(columns.weights, lengths)
+            weights_nxT = weights_nxT * of_rows[:, None]
         if not self.labels:
             labels_nxT, weights_nxT = labels_nxT[:, 0], weights_nxT[:, 0]
-        return Chunk(labels_nxT, columns.dense, columns.columns, np.zeros(rows, np.uint8), weights_nxT)
+        split = np.zeros(rows, np.uint8)
+        return Chunk(labels_nxT, columns.dense, columns.columns, split, weights_nxT, label_lengths=lengths)
 
 
 def _labels(source: PreparedSource) -> labels.Labels:
@@ -417,7 +470,8 @@ def _labels(source: PreparedSource) -> labels.Labels:
         options = source.about["options"]
         if not options["label"]:
             return labels.Labels((labels.Column(Label(options["item"], everywhere=True)),))
-        return labels.Labels((labels.Column(Label(options["label"], options["threshold"], options["positive"])),))
+        column = source.about["table"].get("label_column", options["label"])
+        return labels.Labels((labels.Column(Label(column, options["threshold"], options["positive"])),))
     each = [
         dict(one) | {"meaning": Label(**one["meaning"]), "classes": tuple(one.get("classes", ()))} for one in described
     ]

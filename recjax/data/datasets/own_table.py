@@ -313,6 +313,8 @@ def prepare_table(
         described["where"] = {"conditions": [each.text for each in reader.conditions], "left_out": reader.left_out}
     if reader.labels:
         described["labels"] = reader.described_labels
+    elif reader.label_group:
+        described["label_column"] = reader.label_column
     more = {"table": described}
     return prepare_as(config, reader, out, dense=dense, more=more, overwrite=overwrite, earlier=config.earlier())
 

@@ -84,6 +84,8 @@ class Chunk:
       weights: float32 of the shape of `labels`, or None for ones.
       skipped: what `on_error=skip` left out of this chunk: kind of fault -> lines.
       done: share of all files that is read when this chunk is (0 to 1), for the time left; None if unknown.
+      label_lengths: None, or int32 [n]: how many elements of each row have labels (`Reader.label_group`), which then
+        lie end to end.
     """
 
     labels: np.ndarray
@@ -93,11 +95,12 @@ class Chunk:
     weights: np.ndarray | None = None
     skipped: Mapping[str, int] = dataclasses.field(default_factory=dict)
     done: float | None = None
+    label_lengths: np.ndarray | None = None
 
     @property
     def rows(self) -> int:
         """The number of rows."""
-        return len(self.labels)
+        return len(self.split)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +147,7 @@ class Reader(Columns, Protocol):
       label: what label 1 means, in words.
       splits: the split convention, in words.
       labels: several labels; a reader of one binary label need not have it.
+      label_group: the group whose elements have labels; a reader of labels of rows need not have it.
       lines: transforms of the dense columns, where the options leave no choice; a reader need not have them.
       about: what else the prepared data shall tell of themselves, JSON values; likewise.
     """
@@ -187,6 +191,9 @@ def check_chunk(chunk: Chunk, columns: Columns, may_miss: Collection[str] = ()) 
     n = chunk.rows
     if chunk.labels.dtype != np.float32 or chunk.split.dtype != np.uint8:
         raise DataError(f"{name}: labels are {chunk.labels.dtype} and split {chunk.split.dtype}, not float32, uint8.")
+    labelled = n if chunk.label_lengths is None else int(chunk.label_lengths.sum())
+    if len(chunk.labels) != labelled:
+        raise DataError(f"{name}: a chunk has {len(chunk.labels)} labels, where its {n} rows ask for {labelled}.")
     if chunk.split.shape != (n,) or chunk.dense.shape != (n, len(dense)):
         raise DataError(
             f"{name}: a chunk of {n} rows has split {chunk.split.shape} and dense {chunk.dense.shape}, where they must "

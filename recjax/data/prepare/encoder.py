@@ -40,10 +40,11 @@ class Encoder:
         maps: Sequence[IdMap],
         by: DenseEncoder,
         labels: tuple[Label, ...] = (),
+        label_group: str = "",
     ) -> None:
         """An encoder for raw rows of the dataset `name` with these columns; one map for each feature.
 
-        Of several `labels` chunks have labels and weights [n, T].
+        Of several `labels` chunks have labels and weights [n, T]; of the elements of `label_group` [L, T].
         """
         self.name, self.features, self.dense, self.maps, self.by = name, features, dense, maps, by
         self.schema = Schema(
@@ -53,7 +54,8 @@ class Encoder:
                 for feature, map_ in zip(features, maps, strict=True)
             ),
             labels=labels,
-            groups=element_groups(features),
+            groups=element_groups(features, label_group),
+            label_group=label_group,
         )
 
     def encode(self, chunk: Chunk) -> Batch:
@@ -81,11 +83,14 @@ class Encoder:
         """The same for a coded chunk; `rows` are what `rows_of_values` gives for its values, if that is known."""
         known = {} if rows is None else rows
         bags = {f.name: self.bags(f.name, chunk.columns[f.name], known.get(f.name)) for f in self.features}
-        labels = chunk.labels
-        if self.schema.labels and labels.ndim == 1:  # of rows that are only to be scored
+        labels, lengths = chunk.labels, chunk.label_lengths
+        if self.schema.label_group and lengths is None:  # of rows that are only to be scored
+            lengths = bags[self.schema.labelled_features[0]].lengths
+            labels = np.zeros(0 if lengths is None else int(lengths.sum()), np.float32)
+        if self.schema.labels and labels.ndim == 1:  # likewise
             labels = np.zeros((len(labels), len(self.schema.labels)), np.float32)
         weights = np.ones_like(labels) if chunk.weights is None else chunk.weights
-        return Batch(self.encode_dense(chunk.dense), bags, labels, weights)
+        return Batch(self.encode_dense(chunk.dense), bags, labels, weights, label_lengths=lengths)
 
     def rows_of_values(self, chunk: CodedChunk) -> dict[str, np.ndarray]:
         """Feature -> the table rows of its distinct values in a chunk, and last of a missing one: int32 [D + 1]."""
@@ -112,15 +117,15 @@ class Encoder:
         return self.by.encode(dense)
 
 
-def element_groups(features: Sequence[RawFeature]) -> tuple[ElementGroup, ...]:
-    """The groups of aligned features, in the order of their first ones."""
+def element_groups(features: Sequence[RawFeature], label_group: str = "") -> tuple[ElementGroup, ...]:
+    """The groups of aligned features, in the order of their first ones, `like` those of rows and of that group."""
     names = dict.fromkeys(feature.group for feature in features if feature.group)
-    alone = {feature.name for feature in features if not feature.group}
+    alone = {feature.name for feature in features if feature.group in ("", label_group)}
     return tuple(
         ElementGroup(
             name,
             tuple(f.name for f in features if f.group == name),
-            tuple(f.like if f.like in alone else "" for f in features if f.group == name),
+            tuple(f.like if f.like in alone and name != label_group else "" for f in features if f.group == name),
         )
         for name in names
     )
@@ -182,7 +187,7 @@ def open_encoder(path: str | os.PathLike[str]) -> Encoder:
             "does (recjax data prepare), or encode the rows yourself."
         )
     try:
-        return _opened(path, source.name, raw, source.schema.labels)
+        return _opened(path, source.name, raw, source.schema)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(
             f"the data at {path} are damaged: what they say of their encoding makes no sense ({type(error).__name__}). "
@@ -190,7 +195,7 @@ def open_encoder(path: str | os.PathLike[str]) -> Encoder:
         ) from None
 
 
-def _opened(path: str | os.PathLike[str], name: str, raw: Mapping[str, Any], labels: tuple[Label, ...]) -> Encoder:
+def _opened(path: str | os.PathLike[str], name: str, raw: Mapping[str, Any], schema: Schema) -> Encoder:
     if any("values" not in feature for feature in raw["features"]):
         raise DataError(
             f"the data at {path} were prepared by an older recjax, which did not keep how raw rows are encoded. "
@@ -206,7 +211,7 @@ def _opened(path: str | os.PathLike[str], name: str, raw: Mapping[str, Any], lab
             f"the vocabularies in {folder} cannot be read ({' '.join(str(error).split())[:200]}). Prepare the data "
             f"again: recjax data prepare {name} --from PATH --out {path} --overwrite"
         ) from None
-    return Encoder(name, features, raw["dense"], maps, DenseEncoder.from_json(raw), labels)
+    return Encoder(name, features, raw["dense"], maps, DenseEncoder.from_json(raw), schema.labels, schema.label_group)
 
 
 def options_of_ids(raw: Mapping[str, Any]) -> IdOptions:

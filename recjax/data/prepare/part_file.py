@@ -53,15 +53,17 @@ def save(stream: BinaryIO, chunk: CodedChunk) -> DenseStats:
         of_split = chunk.rows(split)
         if split == _TRAIN:
             stats = DenseStats.of(of_split.dense)
-            all_ = np.ones(len(of_split.labels), bool)
+            all_ = np.ones(len(of_split.split), bool)
             for i, column in enumerate(of_split.columns.values()):
                 found = counts(column, all_)
                 arrays[f"{i}.counts"] = found.astype(np.min_scalar_type(found.max(initial=0)))
-        if not len(of_split.labels):
+        if not len(of_split.split):
             continue
         arrays |= {f"labels.{split}": of_split.labels} | _narrow(of_split.dense, split)
         if of_split.weights is not None:
             arrays[f"weights.{split}"] = of_split.weights
+        if of_split.label_lengths is not None:
+            arrays[f"label_lengths.{split}"] = of_split.label_lengths
         for i, column in enumerate(of_split.columns.values()):
             arrays[f"{i}.codes.{split}"] = column.codes
             if column.lengths is not None:
@@ -176,12 +178,14 @@ def rows(arrays: Mapping[str, np.ndarray], split: int, features: Sequence[str]) 
     for i, name in enumerate(features):
         lengths = arrays[f"{i}.lengths.{split}"] if f"{i}.lengths.{split}" in arrays else None
         columns[name] = Coded(arrays[f"{i}.values"], arrays[f"{i}.codes.{split}"], lengths)
-    weights = arrays[f"weights.{split}"] if f"weights.{split}" in arrays else None
+    weights, label_lengths = (
+        arrays[f"{name}.{split}"] if f"{name}.{split}" in arrays else None for name in ("weights", "label_lengths")
+    )
     labels = np.array(arrays[f"labels.{split}"])  # copied, for all else goes with the chunk: see `forget`
-    of_split = np.full(len(labels), split, np.uint8)
+    of_split = np.full(len(labels if label_lengths is None else label_lengths), split, np.uint8)
     narrow = f"narrow.{split}" in arrays
     dense = arrays[f"narrow.{split}"].astype(np.float64) if narrow else arrays[f"dense.{split}"]
-    return CodedChunk(labels, dense, columns, of_split, weights)
+    return CodedChunk(labels, dense, columns, of_split, weights, label_lengths)
 
 
 def train_counts(arrays: Mapping[str, np.ndarray], feature: int) -> Run:
