@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from recjax.data.batch import Bags, Batch
-from recjax.data.source import BlockSource
+from recjax.data.source import BlockSource, one_label_a_row
 from recjax.data.storage.blocks import PreparedSource
 from recjax.data.synthetic.clicks import SyntheticSource, best_auc
 

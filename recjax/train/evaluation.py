@@ -319,7 +319,8 @@ class MixedColumn:
             if any(self._column in group.features for group in self.schema.groups):  # among all elements, as they lie
                 bags = whole.bags[self._column]
                 order = counter_rng.permutation(len(bags.ids), self._seed, _MIXING, self._number, part)
-                mixed = whole.with_bags({**whole.bags, self._column: Bags(bags.ids[order], bags.lengths)})
+                weights = None if bags.weights is None else bags.weights[order]
+                mixed = whole.with_bags({**whole.bags, self._column: Bags(bags.ids[order], bags.lengths, weights)})
             else:
                 mixed = take(whole, counter_rng.permutation(whole.size, self._seed, _MIXING, self._number, part))
             self._together = together = (split, part), mixed
