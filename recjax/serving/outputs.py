@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from recjax.train.trainer import Trainer
 
 _LARGEST = 1e9  # of a dense value that a model takes: a larger one, and not the model, is to blame for an overflow
 
-Columns = dict[str, list[float] | list[str]]
+Columns = dict[str, list[Any]]
 
 
 def names(tasks: Tasks) -> tuple[str, ...]:
@@ -59,6 +60,12 @@ def columns(tasks: Tasks, outputs: np.ndarray, classes: Mapping[str, Sequence[st
             found[f"{task.name}.class"] = [words[int(number)] for number in predicted]
             found[f"{task.name}.probability"] = (shares.max(axis=1) / shares.sum(axis=1)).tolist()
     return found
+
+
+def in_rows(columns: Columns, lengths: np.ndarray) -> Columns:
+    """Columns of the elements of rows as columns of lists, one for each row; `lengths` are those of the rows."""
+    ends = [0, *np.cumsum(lengths).tolist()]
+    return {name: [x[start:end] for start, end in itertools.pairwise(ends)] for name, x in columns.items()}
 
 
 def means(tasks: Tasks, outputs: np.ndarray) -> dict[str, float]:
@@ -107,16 +114,17 @@ def describe_large_value(column: str, value: float) -> str:
     return f"dense column {column!r} becomes {value:g} as the model takes it, far from all that trained"
 
 
-def find_overflows(outputs: np.ndarray, dense: np.ndarray, columns: Sequence[str]) -> dict[int, str]:
-    """Returns the rows whose output is not finite for the size of a dense value, each with what is wrong.
+def find_overflows(outputs: np.ndarray, dense: np.ndarray, columns: Sequence[str], row_n: np.ndarray) -> dict[int, str]:
+    """Returns the rows that have an output that is not finite for the size of a dense value, each with what is wrong.
 
     Args:
       outputs: of the model, [n] or [n, O].
-      dense: what it took, float32 [n, K].
+      dense: what it took, float32 [rows, K].
       columns: names of the K dense columns.
+      row_n: the row that each output is of, integers.
     """
     overflows = {}
-    for row in np.flatnonzero(~_finite_rows(outputs)).tolist():
+    for row in np.unique(row_n[~_finite_rows(outputs)]).tolist():
         column = int(np.argmax(np.abs(dense[row]))) if columns else 0
         if columns and abs(dense[row, column]) > _LARGEST:
             overflows[row] = (

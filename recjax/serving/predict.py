@@ -79,23 +79,27 @@ def predict(
     trainer, state, step = opened(overrides) if opened else open_to_predict(run, step, trust_code, overrides)
     size = trainer.config.train.eval_batch_size
     digits = 17 if trainer.dtype == jnp.float64 else 9  # which give every bit back
-    done, sums = 0, dict[str, float]()
+    done, scored_labels, sums = 0, 0, dict[str, float]()
     own, classes = outputs.names(trainer.tasks), outputs.classes_of(trainer.source)
     scores.refuse_columns(carry or (), own)
     about: collections.deque[_About] = collections.deque()  # of the batches that are under way
     stream_of_rows = _batches(trainer, input, split, size, carry, faults, encoding)
     with stream_of_rows as stream, scores.open_scores(out, digits) as file:
         for batch, logits in trainer.predict(state, trainer.inputs_of(_noted(stream, about), size, state.host)):
-            of = about.popleft()
-            if large := outputs.find_overflows(logits, batch.dense, trainer.source.schema.dense):
+            of, row_n, lengths = about.popleft(), batch.label_samples, batch.label_lengths
+            if large := outputs.find_overflows(logits, batch.dense, trainer.source.schema.dense, row_n):
                 fine = _report(large, input, of, faults)
-                logits, of = logits[fine], of.select(fine)
+                logits, row_n, of = logits[fine[row_n]], (np.cumsum(fine) - 1)[row_n[fine[row_n]]], of.select(fine)
+                lengths = None if lengths is None else lengths[fine]
                 if not of.rows:
                     continue
-            outputs.check(logits, of.numbers)
+            outputs.check(logits, of.numbers[row_n])
             scored = outputs.columns(trainer.tasks, logits, classes)
+            if lengths is not None:
+                scored = outputs.in_rows(scored, lengths)
             file.write(of.numbers.tolist(), scored, of.carried)
-            done += len(logits)
+            done += of.rows
+            scored_labels += len(logits)
             for name, sum in outputs.means(trainer.tasks, logits).items():
                 sums[name] = sums.get(name, 0.0) + sum
         if faults.count:
@@ -112,11 +116,14 @@ def predict(
         if done == 0:
             raise DataError(f"{input} has no row. Give a file with a row a line, below the header if it has one.")
     described = {"step": step, "input": str(input), "out": str(out), "rows": done, "skipped": faults.count}
+    if trainer.source.schema.label_group:
+        described["elements"] = scored_labels
+    mean_of = max(1, scored_labels)
     if _conditions(trainer):
         described["left_out"] = faults.left_out
     if trainer.tasks:
-        return described | {"mean_prediction": {name: total / done for name, total in sums.items()}}
-    return described | {"mean_probability": sums[""] / done}
+        return described | {"mean_prediction": {name: total / mean_of for name, total in sums.items()}}
+    return described | {"mean_probability": sums[""] / mean_of}
 
 
 def open_to_predict(

@@ -100,13 +100,19 @@ class _TextScores:
         for number, *values in zip(numbers, *columns, strict=True):
             own, others = values[: len(scored)], values[len(scored) :]
             if self._csv:
-                cells = (_cell(x) if isinstance(x, str) else f"{x:.{self._digits}g}" for x in own)
+                cells = (_cell(x if isinstance(x, str) else self._text(x)) for x in own)
                 self._file.write(",".join([str(number), *cells, *map(_cell, others)]) + "\n")
                 continue
-            texts = [json.dumps(x) if isinstance(x, str) else f"{x:.{self._digits}g}" for x in own]
+            texts = list(map(self._text, own))
             named = zip([*scored, *carried], [*texts, *map(json.dumps, others)], strict=True)
             fields = (f", {json.dumps(name)}: {text}" for name, text in named)
             self._file.write("".join([f'{{"row": {number}', *fields, "}\n"]))
+
+    def _text(self, score: Any) -> str:
+        """A score, or the list of those of a row's elements, as JSON."""
+        if isinstance(score, list):
+            return f"[{', '.join(map(self._text, score))}]"
+        return json.dumps(score) if isinstance(score, str) else f"{score:.{self._digits}g}"
 
 
 class _ParquetScores:

@@ -253,7 +253,7 @@ class Service:
 
     def _answer(self, request: Scorable, logits: np.ndarray) -> bytes:
         for at, what in outputs.find_overflows(
-            logits, request.dense, self.signature["inputs"]["dense"]["columns"]
+            logits, request.dense, self.signature["inputs"]["dense"]["columns"], np.arange(len(logits))
         ).items():
             raise BadRequestError(f"candidates[{at}]: {what}. Correct the value.")
         outputs.check(logits, np.arange(len(logits)))

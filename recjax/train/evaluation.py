@@ -190,8 +190,8 @@ def report(trainer: Trainer, state: TrainState, split: str, details: Details) ->
         name = meaning(trainer.source, feature).name
         measures = functools.partial(_measures, trainer.tasks, exact, SLICE_BINS)
         slices[feature.name] = Slices(feature, stream, details.top, measures, name, together)
-    parts = (*slices.values(), *groups)
-    whole = _measured(trainer, state, split, exact, parts, names=(*details.by, *filter(None, [details.group])))
+    names = [*details.by, *([details.group] if details.group else [])]
+    whole = _measured(trainer, state, split, exact, (*slices.values(), *groups), names=names)
     result: dict[str, Any] = {**whole.result(), "auc_method": "exact" if exact else "binned"}
     if isinstance(whole, ByTask):
         of = {name: (kept, result[f"{name}.samples"]) for name, kept in whole.binary().items()}

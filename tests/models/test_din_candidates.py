@@ -7,10 +7,8 @@ import pyarrow as pa
 import pytest
 from support import tables
 from support.commands import inside
-from support.processes import assert_equal, train_together
 
 import recjax
-from recjax.train.build import build_trainer
 
 pytestmark = [pytest.mark.full, pytest.mark.light_compile]
 
@@ -83,3 +81,45 @@ def test_numbers_are_those_of_one_device_on_any_mesh_and_after_a_resume(table, t
     assert len(losses["one"]) > 5
     for found in losses.values():
         np.testing.assert_allclose(found, losses["one"], rtol=1e-9)
+
+
+def measured(labels, logits, weights):
+    """AUC by all pairs, log loss and calibration, in float64."""
+    p = 1 / (1 + np.exp(-logits))
+    loss = -np.sum(weights * (labels * np.log(p) + (1 - labels) * np.log1p(-p))) / weights.sum()
+    ones, zeros = labels == 1, labels == 0
+    pair_weights = weights[ones][:, None] * weights[zeros][None]
+    apart = logits[ones][:, None] - logits[zeros][None]
+    auc = np.sum(pair_weights * ((apart > 0) + (apart == 0) / 2)) / pair_weights.sum() if pair_weights.any() else np.nan
+    return {"auc": auc, "logloss": loss, "calibration": np.sum(weights * p) / np.sum(weights * labels)}
+
+
+def test_measures_and_scores_are_those_of_each_candidate(table, tmp_path):
+    """Of all, by user and by author, and within each user, against NumPy on the scores that predict writes."""
+    recjax.fit(config_of(table, "mesh.devices=2", "embedding.init_scale=1.0"), tmp_path / "run")
+    rows = requests(80, seed=1)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = inside("predict", tmp_path / "run", "--input", tmp_path / "rows.jsonl", "--out", tmp_path / "scores.jsonl")
+    assert done.status == 0, done.err
+    lines = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    assert [len(line["cands.y.logit"]) for line in lines] == [len(row["cands"]) for row in rows]
+    flat = [(row["u"], c["author"], c["y"], c["w"], x) for row, line in zip(rows, lines, strict=True)
+            for c, x in zip(row["cands"], line["cands.y.logit"], strict=True)]  # fmt: skip
+    user, author, labels, weights, logits = map(np.array, zip(*flat, strict=True))
+    found = recjax.evaluate(tmp_path / "run", input=tmp_path / "rows.jsonl", by=("u", "cands.author"), group="u")
+    expected = measured(labels, logits, weights)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[f"cands.y.{name}"], value, rtol=1e-5)
+    assert found["samples"] == (weights > 0).sum()
+    for feature, values in (("u", user), ("cands.author", author)):
+        for part in found["by"][feature]:
+            at = values == int(part["value"])
+            assert part["samples"] == (weights[at] > 0).sum()
+            for name, value in measured(labels[at], logits[at], weights[at]).items():
+                np.testing.assert_allclose(part[f"cands.y.{name}"], value, rtol=1e-5, err_msg=f"{feature} {part}")
+    pairs = []
+    for u in set(user):
+        of_user = [x[user == u] for x in (labels, logits, weights)]
+        pairs.append((measured(*of_user)["auc"], of_user[2].sum()))
+    aucs, shares = np.array([pair for pair in pairs if not np.isnan(pair[0])]).T
+    np.testing.assert_allclose(found["grouped"]["cands.y"]["gauc"], aucs @ shares / shares.sum(), rtol=1e-5)

@@ -8,7 +8,7 @@ A field of `list(...)` that is a label, or the weight of one, is no feature; all
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -82,13 +82,14 @@ def element_of(lengths_n: np.ndarray, where: Callable[[int], str]) -> Callable[[
 
 
 def take_labels(
-    choices: Choices, requests: Mapping[str, Asked]
+    choices: Choices, requests: Mapping[str, Asked], columns: Collection[str]
 ) -> tuple[Choices, dict[str, Asked], ElementLabels | None]:
     """Takes the labels out of the requests of features, where they are fields of a group.
 
     Args:
-      choices: whose labels may be called as the field alone, or GROUP.FIELD.
+      choices: whose labels may be called as the field alone, unless that is a column, or GROUP.FIELD.
       requests: column -> what is asked of it.
+      columns: of the table.
 
     Returns:
       the choices, with labels by the names of their columns; the other requests; the labels, None if rows have them.
@@ -97,7 +98,8 @@ def take_labels(
       ConfigError: some labels are of a group and others not, or of another, or nothing else is left of it.
     """
     grouped = {name: each for name, each in requests.items() if each.group}
-    by_field = {name.removeprefix(f"{each.group}{JOINT}"): name for name, each in grouped.items()}
+    fields = {name.removeprefix(f"{each.group}{JOINT}"): name for name, each in grouped.items()}
+    by_field = {field: name for field, name in fields.items() if field not in columns}
     wanted = (choices.label.column,) if choices.labels is None else choices.labels.columns
     names = {name: name if name in grouped else by_field.get(name, "") for name in wanted}
     if choices.label.everywhere or not any(names.values()):
@@ -124,5 +126,5 @@ def take_labels(
         )
         labels = Labels(tuple(each_label))
     renamed = dataclasses.replace(choices.label, column=names[choices.label.column])
-    columns = tuple((name, grouped[name].separator) for name in names.values())
-    return dataclasses.replace(choices, label=renamed, labels=labels), left, ElementLabels(group, columns)
+    elements = ElementLabels(group, tuple((name, grouped[name].separator) for name in names.values()))
+    return dataclasses.replace(choices, label=renamed, labels=labels), left, elements

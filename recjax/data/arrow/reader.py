@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -72,9 +72,8 @@ class TableReader:
                 "split files of its own."
             )
         auto, asked = roles.parse(choices.columns)
-        choices, asked, self._elements = take_labels(
-            choices, roles.by_names(asked, scan.schema(self._files[0][0]).names)
-        )
+        names = scan.schema(self._files[0][0]).names
+        choices, asked, self._elements = take_labels(choices, roles.by_names(asked, names), names)
         self._choices = choices
         self.conditions = choices.where
         self._labels: Labels | None = None
@@ -280,7 +279,7 @@ class TableReader:
             arrays = {name: convert.plain(piece.batch[name]) for name in piece.batch.schema.names}
             for name, profile in profiles.items():
                 profile.add(arrays[name], name in judged, piece.where)
-            flat, where = arrays, piece.where
+            flat, where = arrays, cast(Callable[[int], str], piece.where)
             if self._elements is not None:
                 flat, lengths = self._elements.flat(arrays, where)
                 where = element_of(lengths, where)

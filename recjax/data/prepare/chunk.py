@@ -193,7 +193,10 @@ def check_chunk(chunk: Chunk, columns: Columns, may_miss: Collection[str] = ()) 
         raise DataError(f"{name}: labels are {chunk.labels.dtype} and split {chunk.split.dtype}, not float32, uint8.")
     labelled = n if chunk.label_lengths is None else int(chunk.label_lengths.sum())
     if len(chunk.labels) != labelled:
-        raise DataError(f"{name}: a chunk has {len(chunk.labels)} labels, where its {n} rows ask for {labelled}.")
+        raise DataError(
+            f"{name}: a chunk has labels {chunk.labels.shape} and split {chunk.split.shape}, where {n} rows ask for "
+            f"{labelled} labels."
+        )
     if chunk.split.shape != (n,) or chunk.dense.shape != (n, len(dense)):
         raise DataError(
             f"{name}: a chunk of {n} rows has split {chunk.split.shape} and dense {chunk.dense.shape}, where they must "
