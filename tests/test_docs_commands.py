@@ -3,6 +3,7 @@
 What would take longer gets the settings of `SHORTER` and is run too. `NOT_RUN` names the rest, with the reason.
 """
 
+import json
 import re
 import shlex
 import shutil
@@ -136,6 +137,9 @@ def folder(tmp_path, monkeypatch):
     csv.write_csv(joined.drop_columns(["clicked"]), "new.csv")
     events = {"user": random.integers(0, 9, 90), "item": random.integers(0, 20, 90), "time": 1e9 + np.arange(90)}
     csv.write_csv(pa.table(events | {"rating": stars[:90], "clicked": clicked[:90]}), "log.csv")
+    offered = [[{"item": f"i{i % 9}", "clicked": i % 3 // 2} for i in range(n, n + 4)] for n in range(60)]
+    rows = [{"user": f"u{n % 7}", "history": [{"item": f"i{n % 9}"}], "candidates": offered[n]} for n in range(60)]
+    (tmp_path / "requests.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     pairs = {"user": random.integers(0, 40, 400), "item": random.integers(0, 60, 400), "time": np.arange(400)}
     csv.write_csv(pa.table(pairs), "pairs.csv")
     shutil.copy(ROOT / "recjax/planning/machines/h100.json", "machine.json")
