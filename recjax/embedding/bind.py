@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from recjax.embedding.bands import Band, BoundSegment, Fetched, Lookup, Pool, Source, bands
 from recjax.embedding.exchange.kinds import EXCHANGES
-from recjax.embedding.layout import ACROSS, IDS, ROWS, SUMMED, BoundPlan, Group
+from recjax.embedding.layout import ACROSS, IDS, ROWS, SUMMED, BoundPlan, Group, PooledExchange, Stream
+from recjax.embedding.lines import LANES, Lines
 from recjax.embedding.plan import Plan, check_plan
-from recjax.embedding.pooled.layout import Stream, make_exchanges, make_streams
 from recjax.embedding.row_order import Split
 from recjax.embedding.segment import COPIED, EXACT, OWNED, Exchange, Segment
 from recjax.embedding.sharding import (
@@ -126,14 +126,32 @@ def bind(
                 row_pieces=row_pieces if travel else 1,
             )
         )
-        streams.append(make_streams(groups[-1], _sources(name, bound, features, plan, "pooled", devices)))
+        streams.append(_streams(groups[-1], _sources(name, bound, features, plan, "pooled", devices)))
         if size > MAX_ROWS:
             raise ConfigError(
                 f"group {name}: {size:,} rows on one device exceed int32. Use more devices or fewer rows."
             )
-    pooled = make_exchanges(list(zip(groups, streams, strict=True)), names)
+    pooled = _pooled_exchanges(list(zip(groups, streams, strict=True)), names)
     pools = _pools(groups, features)
     return BoundPlan(devices, hosts, tuple(groups), features, pools, replicas, independent and replicas > 1, pooled)
+
+
+def in_lines(bound: BoundPlan) -> BoundPlan:
+    """The plan with buffers in lines, where that saves laying them out again.
+
+    As they are stay: buffers of whole lines; replicated, hot and cached ones, mapped ones and those of independent
+    replica groups, which other programs read and write; and those whose optimizer passes over every row.
+    """
+
+    def made(group: Group) -> Group:
+        if group.width % LANES == 0 or not group.spread or not group.listed or group.mapped or group.independent:
+            return group
+        if group.optimizer.every_row:
+            return group
+        lines = Lines(group.width)
+        return dataclasses.replace(group, lines=lines, rows=-(-group.rows // lines.rows) * lines.rows)
+
+    return bound.with_groups({group.name: made(group) for group in bound.groups})
 
 
 def with_owners(plan: Plan, bound: BoundPlan) -> Plan:
@@ -214,6 +232,47 @@ def _sources(
             alone = len(plan.tables[feature.table]) == 1 and same[0].whole_rows
             name = feature.name if alone else f"{feature.name}[{first}:{last}] in {group}"
             found.append(Source(name, feature, tuple(same)))
+    return tuple(found)
+
+
+def _streams(group: Group, sources: Sequence[Source]) -> tuple[Stream, ...]:
+    """The streams of a group, from what its pooled features look up."""
+    found = []
+    for source in sources:
+        owners = sorted({owner for segment in source.segments for owner in _holders(group, segment)})
+        counted = source.feature.bag is None or len(owners) > 1 or not source.whole
+        host = owners[0] // group.per_host
+        own = list(range(host * group.per_host, (host + 1) * group.per_host))
+        found.append(Stream(source, tuple(owners), counted, owners == own and 1 < group.hosts < group.devices))
+    return tuple(found)
+
+
+def _holders(group: Group, segment: BoundSegment) -> list[int]:
+    """The devices that hold rows of a segment."""
+    start, stop = segment.split.bounds(np.arange(group.owners))
+    holders: list[int] = np.flatnonzero(start < stop).tolist()
+    return holders
+
+
+def _pooled_exchanges(
+    pairs: Sequence[tuple[Group, tuple[Stream, ...]]], taken: Collection[str]
+) -> tuple[PooledExchange, ...]:
+    """Joins groups with streams by the precision in which these travel.
+
+    Args:
+      pairs: groups with their streams, if any.
+      taken: names that are not to be used.
+    """
+    by_exchange: dict[Exchange, list[tuple[Group, tuple[Stream, ...]]]] = {}
+    for group, streams in pairs:
+        if streams:
+            by_exchange.setdefault(group.exchange, []).append((group, streams))
+    found = []
+    for exchange, members in by_exchange.items():
+        name = f"pooled_{exchange.forward}_{exchange.backward}"
+        while name in taken:
+            name += "_"
+        found.append(PooledExchange(name, exchange, tuple(g for g, _ in members), tuple(s for _, s in members)))
     return tuple(found)
 
 

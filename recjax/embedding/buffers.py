@@ -118,7 +118,7 @@ def initialise(
     for group in bound.groups:
         held = storage_dtype(group, dtype)
         if group.cached:
-            shape = buffer_shape(group, (group.width,), group.versions * group.parts)
+            shape = group.shape((group.width,))
             tables[group.name] = filled(shape, 0, held, sharded(mesh, group.partition_axes))
         else:
             of_values = group.value_group
@@ -128,8 +128,7 @@ def initialise(
         own = group.slot_group
         sharding = sharded(mesh, own.partition_axes)
         slots[group.name] = {
-            name: filled(buffer_shape(own, slot.shape, own.versions * own.parts), slot.initial, dtype, sharding)
-            for name, slot in group.slots().items()
+            name: filled(own.shape(slot.shape), slot.initial, dtype, sharding) for name, slot in group.slots().items()
         }
     return tables, slots
 
@@ -176,7 +175,7 @@ class Form:
             group.rows,
             group.dim,
             group.width,
-            buffer_shape(group, (group.width,)),
+            buffer_shape(group.lines, group.rows, (group.width,)),
             group.lines,
             jnp.dtype(dtype),
             tuple((s.spec.dim, s.first) for s in group.segments),

@@ -114,7 +114,7 @@ def _export(parts: list[tuple[Group, BoundSegment, jax.Array, Places]], version:
                     continue
                 k = version * group.parts + found.part
                 block = of_part[k]
-                values = copied(block, found, places.get(k), lines_of(group, block))
+                values = copied(block, found, places.get(k), lines_of(group.lines, block))
                 out[(found.rows, *found.columns)] = values.view(dtype)
         return out
 
@@ -153,7 +153,7 @@ def _export(parts: list[tuple[Group, BoundSegment, jax.Array, Places]], version:
             k = version * group.parts + piece.part
             at = Runs(segment.band.runs(piece.start, piece.stop), (piece.first,)[: array.ndim - 1])
             block = of_part[k]
-            pieces.append((at, scattered(segment.band, piece, block, places.get(k), lines_of(group, block))))
+            pieces.append((at, scattered(segment.band, piece, block, places.get(k), lines_of(group.lines, block))))
     return Spread(shape, dtype, tuple(pieces))
 
 
@@ -195,7 +195,7 @@ def outside(dtype: Any) -> np.dtype[Any]:
 
 def _part(group: Group, index: Any) -> int:
     """The part of the buffers, version by version, that a shard with this index of the whole is."""
-    return (index[0].start or 0) // buffer_shape(group, (group.width,) * (len(index) - 1))[0]
+    return (index[0].start or 0) // buffer_shape(group.lines, group.rows, (group.width,) * (len(index) - 1))[0]
 
 
 def mean_tables(versions: Sequence[Saved]) -> Saved:
@@ -262,7 +262,7 @@ def import_tables(
 
 def _empty(group: Group, mesh: Mesh, tail: tuple[int, ...], dtype: Any) -> jax.Array:
     """An array of a cache that holds no row."""
-    shape = buffer_shape(group, tail, group.versions * group.parts)
+    shape = group.shape(tail)
     return filled(shape, 0, dtype, sharded(mesh, group.partition_axes))
 
 
@@ -286,7 +286,7 @@ def _import(
     dtype: Any,
     places: Places,
 ) -> jax.Array:
-    shape = buffer_shape(group, tail, group.versions * group.parts)
+    shape = group.shape(tail)
     sharding = sharded(mesh, group.partition_axes)
     holders: dict[int, list[Any]] = {}  # part of a version -> the devices of this process that hold it
     for device, index in sharding.addressable_devices_indices_map(shape).items():

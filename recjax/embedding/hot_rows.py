@@ -138,7 +138,7 @@ def put_rows(group: Group, segment: BoundSegment, block: jax.Array, values: jax.
         values = jnp.where(jnp.arange(group.width, dtype=jnp.int32) < columns, values, 0)
         if group.lines is not None:
             order_K = jnp.argsort(target_K)
-            return set_rows(group, block, target_K[order_K], values[order_K])
+            return set_rows(group.lines, block, target_K[order_K], values[order_K])
     return block.at[target_K].set(values, mode="drop", unique_indices=True)
 
 
@@ -149,7 +149,7 @@ def _taken(group: Group, segment: BoundSegment, block: jax.Array, homes_2xK: Any
     mine_K = owner_K == owner
     if not group.spread:
         mine_K = mine_K & (jax.lax.axis_index(MODEL_AXES) == 0)
-    rows = get_rows(group, block, jnp.where(mine_K, home_K, group.rows))
+    rows = get_rows(group.lines, block, jnp.where(mine_K, home_K, group.rows))
     bits = jax.lax.bitcast_convert_type(rows, _bits_of(block.dtype))
     bits = bits.astype(jnp.uint32) if bits.dtype.itemsize < 4 else bits
     if block.ndim == 1:  # held beside each range of columns

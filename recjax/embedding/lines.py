@@ -18,8 +18,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from recjax.embedding.layout import BoundPlan, Group
-
 LANES = 128
 
 
@@ -109,59 +107,38 @@ class Lines:
         return jax.lax.dynamic_update_slice_in_dim(lines_LxK, rows_QxP.reshape(around_LxK.shape), first, 0)
 
 
-def get_rows(group: Group, x: jax.Array, slots: jax.Array, **how: Any) -> jax.Array:
+def get_rows(lines: Lines | None, x: jax.Array, slots: jax.Array, **how: Any) -> jax.Array:
     """Rows of a part of a group's buffer, or of one of its optimizer's slots, [*slots.shape, ...].
 
     Args:
-      group: the table group.
+      lines: layout of the group's buffer, if it is in lines.
       x: [R, ...], or in lines.
       slots: int32, of any shape; those beyond R give zeros.
       how: what is known of them, as `x.at[slots].get` takes it.
     """
-    if (lines := lines_of(group, x)) is not None:
+    if (lines := lines_of(lines, x)) is not None:
         return lines.get(x, slots)
     return x.at[slots].get(mode="fill", fill_value=0, **how)
 
 
-def set_rows(group: Group, x: jax.Array, slots_M: jax.Array, new_MxW: jax.Array) -> jax.Array:
+def set_rows(lines: Lines | None, x: jax.Array, slots_M: jax.Array, new_MxW: jax.Array) -> jax.Array:
     """The same part with other values for some rows: slots ascend, each is there once, those beyond R are dropped."""
-    if (lines := lines_of(group, x)) is not None:
+    if (lines := lines_of(lines, x)) is not None:
         return lines.set(x, slots_M, new_MxW)
     return x.at[slots_M].set(new_MxW, mode="drop", unique_indices=True, indices_are_sorted=True)
 
 
-def lines_of(group: Group, x: Any) -> Lines | None:
+def lines_of(lines: Lines | None, x: Any) -> Lines | None:
     """Returns the layout of an array of a group, None where it is not in lines; one number a row never is."""
-    return group.lines if len(x.shape) == 2 else None
+    return lines if len(x.shape) == 2 else None
 
 
-def buffer_shape(group: Group, tail: tuple[int, ...], parts: int = 1) -> tuple[int, ...]:
-    """The shape of so many parts of a group's buffer, or of one of its slots.
+def buffer_shape(lines: Lines | None, rows: int, tail: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of so many rows of a buffer, or of one of its slots.
 
     Args:
-      group: the table group.
+      lines: its layout, if it is in lines; then rows are a multiple of those of a line.
+      rows: how many.
       tail: of a row: (W,), or () of one number.
-      parts: of the array.
     """
-    if group.lines is not None and tail:
-        lines, numbers = group.lines.shape(group.rows)
-        return parts * lines, numbers
-    return (parts * group.rows, *tail)
-
-
-def in_lines(bound: BoundPlan) -> BoundPlan:
-    """The plan with buffers in lines, where that saves laying them out again.
-
-    As they are stay: buffers of whole lines; replicated, hot and cached ones, mapped ones and those of independent
-    replica groups, which other programs read and write; and those whose optimizer passes over every row.
-    """
-
-    def made(group: Group) -> Group:
-        if group.width % LANES == 0 or not group.spread or not group.listed or group.mapped or group.independent:
-            return group
-        if group.optimizer.every_row:
-            return group
-        lines = Lines(group.width)
-        return dataclasses.replace(group, lines=lines, rows=-(-group.rows // lines.rows) * lines.rows)
-
-    return bound.with_groups({group.name: made(group) for group in bound.groups})
+    return lines.shape(rows) if lines is not None and tail else (rows, *tail)

@@ -18,8 +18,7 @@ from recjax.embedding.exchange.copies import ReplicatedExchange
 from recjax.embedding.exchange.events import Event
 from recjax.embedding.exchange.kinds import exchange_of
 from recjax.embedding.exchange.pooled import PoolingExchange
-from recjax.embedding.layout import ACROSS, ROWS, SUMMED, BoundPlan, Group
-from recjax.embedding.pooled.layout import PooledExchange
+from recjax.embedding.layout import ACROSS, ROWS, SUMMED, BoundPlan, Group, PooledExchange
 from recjax.embedding.routing.capacity import LISTED_IDS, LISTED_ROWS, ROOM, rung
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.loads import Workload

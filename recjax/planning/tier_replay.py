@@ -15,7 +15,6 @@ import numpy as np
 
 from recjax.data.batch import Batch
 from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.pooled.layout import sources_of
 from recjax.embedding.routing.host import codes
 from recjax.embedding.routing.sorting import distinct
 from recjax.tiers.clock import Clock
@@ -77,7 +76,7 @@ def homes_of(bound: BoundPlan, batch: Batch) -> Homes:
         all_L = np.concatenate(
             [
                 codes(group, s, batch.bags[s.feature.reads].ids.ravel().astype(np.int32, copy=False))
-                for s in sources_of(bound, group)
+                for s in bound.sources_of(group)
             ]
         )
         each = group.home_rows

@@ -23,7 +23,6 @@ from recjax.data.source import BlockSource, concatenate
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.plan import Plan
-from recjax.embedding.pooled.layout import sources_of
 from recjax.embedding.spec import FeatureSpec, TableSpec, ids_per_sample
 from recjax.planning.costs import Cost, Costs
 from recjax.planning.machine import Machine, Quantity
@@ -161,7 +160,7 @@ class Run:
         """
         found = {}
         for segment in group.segments:
-            sources = [s for s in sources_of(self.bound, group) if s.segments[0].title == segment.title]
+            sources = [s for s in self.bound.sources_of(group) if s.segments[0].title == segment.title]
             features = [source.feature for source in sources]
             size = self.config.train.batch_size
             all_ = table_classes(self.source, segment.spec, features, size, lambda: self.first_samples)
@@ -194,7 +193,7 @@ class Run:
         needed = sum(g.owners * (g.home_rows * _HOME_BYTES + g.rows * _SLOT_BYTES) for g in groups)
         if needed > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4:
             return None
-        ids = train.batch_size * sum(s.feature.ids for group in groups for s in sources_of(self.bound, group))
+        ids = train.batch_size * sum(s.feature.ids for group in groups for s in self.bound.sources_of(group))
         steps = max(1, min(self.steps, int(min(most_ids, MOST_IDS) // ids)))
         memories = None
         if self.config.tier.disk:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.pooled.layout import sources_of
 from recjax.errors import ConfigError
 from recjax.utils.units import size_text
 
@@ -56,7 +55,7 @@ def _sizes(bound: BoundPlan, groups: list[Group], budget_bytes: int, item_bytes:
     """Rows of each group that fit into the budget."""
     sizes: dict[str, int] = {}
     left, open_ = budget_bytes, list(groups)
-    ids = {g.name: sum(s.feature.ids for s in sources_of(bound, g)) for g in groups}  # of a sample
+    ids = {g.name: sum(s.feature.ids for s in bound.sources_of(g)) for g in groups}  # of a sample
     while open_:
         wants = {g.name: g.row_bytes(item_bytes) * ids[g.name] or 1 for g in open_}
         share = {g.name: int(left * wants[g.name] / sum(wants.values())) // g.row_bytes(item_bytes) for g in open_}

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.pooled.layout import streams_of
 from recjax.embedding.routing.hierarchical import merge
 from recjax.embedding.routing.ordered import OrderedStage
 from recjax.embedding.routing.routed import RoutedBatch
@@ -199,7 +198,7 @@ def homes_by_owner(bound: BoundPlan, group: Group, routed: RoutedBatch) -> list[
         if routed.devices > 1:
             keys_U, _ = distinct(keys_U % (group.owners * each), group.owners * each)
         found = split_by_owner(group, keys_U)
-    streams = streams_of(bound, group.name)
+    streams = bound.streams_of(group.name)
     for owner, homes_U in enumerate(found):
         pieces = [homes_U]
         for exchange, stream in streams:
@@ -236,7 +235,7 @@ def with_slots(bound: BoundPlan, group: Group, routed: RoutedBatch, slots_of: Sl
       slots_of: of each owner, from homes that the batch names to their slots.
     """
     pooled = dict(routed.pooled)
-    for exchange, stream in streams_of(bound, group.name):
+    for exchange, stream in bound.streams_of(group.name):
         found = pooled[exchange][stream.name]
         slots_L = np.zeros(len(found.homes_L), np.int32)
         for owner in stream.owners:

@@ -16,7 +16,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from recjax.data.batch import Bags, Batch
-from recjax.embedding.lines import buffer_shape
 from recjax.embedding.low_precision import storage_dtype
 from recjax.embedding.routing import device, host
 from recjax.embedding.spec import FeatureSpec
@@ -37,12 +36,11 @@ def abstract_state(trainer: Trainer) -> TrainState:
     slots: Any = {}
     for group in trainer.bound.groups:
         own = group.value_group
-        shape = buffer_shape(own, (own.width,), own.versions * own.parts)
+        shape = own.shape((own.width,))
         tables[group.name] = jax.ShapeDtypeStruct(shape, storage_dtype(group, trainer.dtype))
         own = group.slot_group
         slots[group.name] = {
-            name: jax.ShapeDtypeStruct(buffer_shape(own, slot.shape, own.versions * own.parts), trainer.dtype)
-            for name, slot in group.slots().items()
+            name: jax.ShapeDtypeStruct(own.shape(slot.shape), trainer.dtype) for name, slot in group.slots().items()
         }
     step, ok = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_)
     whole = dense

@@ -22,9 +22,9 @@ from recjax.data.batch import Batch
 from recjax.data.source import BlockSource
 from recjax.embedding import replica_groups
 from recjax.embedding.address import Maps
+from recjax.embedding.bind import in_lines
 from recjax.embedding.dynamic.tables import DYNAMIC, DynamicTables, dynamic_tables, require_possible
 from recjax.embedding.layout import BoundPlan
-from recjax.embedding.lines import in_lines
 from recjax.embedding.optim import Frozen
 from recjax.embedding.plan import Plan
 from recjax.embedding.routing import device

@@ -15,10 +15,10 @@ from support.contract import Net, make_batch
 from support.problems import Problem, mesh_of, run_sharded
 
 from recjax.config.train import DenseSgd
-from recjax.embedding.bind import bind
+from recjax.embedding.bind import bind, in_lines
 from recjax.embedding.buffers import initialise
 from recjax.embedding.collection import export_tables, import_tables
-from recjax.embedding.lines import Lines, in_lines
+from recjax.embedding.lines import Lines
 from recjax.embedding.optim import Adagrad, PartialRowWiseAdam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Plan, make_plan
 from recjax.embedding.segment import Exchange, Segment

@@ -22,10 +22,9 @@ from recjax.data.batch import Batch, Feature, Schema
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource
 from recjax.embedding import reference
-from recjax.embedding.bind import bind
+from recjax.embedding.bind import bind, in_lines
 from recjax.embedding.buffers import initial_rows
 from recjax.embedding.elements import Elements
-from recjax.embedding.lines import in_lines
 from recjax.embedding.optim import Frozen
 from recjax.embedding.plan import Plan, make_plan
 from recjax.embedding.routing.routed import RoutedBatch

@@ -168,7 +168,7 @@ class GroupExchange(abc.ABC):
         """Returns what of an array [R, ...] belongs to the rows that pass through the optimizer."""
         if self.group.optimizer.every_row:
             return x
-        return get_rows(self.group, x, gradient.touched, unique_indices=True, indices_are_sorted=True)
+        return get_rows(self.group.lines, x, gradient.touched, unique_indices=True, indices_are_sorted=True)
 
     def proposed(
         self,
@@ -212,8 +212,8 @@ class GroupExchange(abc.ABC):
             target_M = jnp.where(ok, touched, self.group.rows + jnp.arange(touched.shape[0], dtype=jnp.int32))
             homes_M = homes_of(touched, context.homes.get(self.group.name))
             new_MxW = to_storage(self.group, proposed.rows, homes_M, context.seed, context.step, table_RxW.dtype)
-            new_slots = {k: set_rows(self.group, slots_R[k], target_M, v) for k, v in proposed.slots.items()}
-            return set_rows(self.group, table_RxW, target_M, new_MxW), new_slots
+            new_slots = {k: set_rows(self.group.lines, slots_R[k], target_M, v) for k, v in proposed.slots.items()}
+            return set_rows(self.group.lines, table_RxW, target_M, new_MxW), new_slots
 
     def scale(self, context: UpdateContext) -> jax.Array:
         """Returns the factor of the gradients: the late one where means over rows are made from several devices'."""
@@ -282,7 +282,7 @@ class GroupExchange(abc.ABC):
             ):  # which fetches far rows from memory before their turn comes
                 rows = kernels.bags(table_RxW, asked.reshape(-1, 1)).reshape(*asked.shape, self.group.width)
             else:
-                rows = from_storage(get_rows(self.group, table_RxW, asked))
+                rows = from_storage(get_rows(self.group.lines, table_RxW, asked))
         if mean:
             with jax.named_scope(Phase.REPLICA_EXCHANGE):
                 wide = rows.astype(jnp.float32) if rows.dtype == jnp.bfloat16 else rows

@@ -29,13 +29,12 @@ import numpy as np
 from recjax.embedding.exchange.base import event_of, replica_events
 from recjax.embedding.exchange.events import Event
 from recjax.embedding.exchange.wire import all_to_all, exchange_rows, extents_of
-from recjax.embedding.layout import Group
+from recjax.embedding.layout import Group, PooledExchange
 from recjax.embedding.lines import get_rows
 from recjax.embedding.low_precision import from_storage
-from recjax.embedding.pooled.layout import PooledExchange
-from recjax.embedding.pooled.routing import PooledRouting
 from recjax.embedding.quantize import encoded_bytes
 from recjax.embedding.residuals import Entries, SparseGradient, Vectors
+from recjax.embedding.routing.pooled import PooledRouting
 from recjax.embedding.routing.routed import GroupRouting
 from recjax.embedding.routing.sorting import in_order
 from recjax.embedding.segment import Exchange
@@ -383,7 +382,7 @@ def _summed(group: Group, table_RxW: jax.Array, entries: Entries, bags: int, mea
 
 def _wide(group: Group, table_RxW: jax.Array, slots: jax.Array) -> jax.Array:
     """The rows in some slots, as floats to calculate with."""
-    found = from_storage(get_rows(group, table_RxW, slots))
+    found = from_storage(get_rows(group.lines, table_RxW, slots))
     return found.astype(jnp.float32) if found.dtype == jnp.bfloat16 else found
 
 

@@ -21,10 +21,10 @@ import numpy as np
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.bands import Lookup, Source
 from recjax.embedding.layout import ACROSS, PAIRS, SUMMED, BoundPlan, Group
-from recjax.embedding.pooled import routing as pooled_ids
-from recjax.embedding.pooled.routing import Found, PooledRouting
 from recjax.embedding.routing import capacity
+from recjax.embedding.routing import pooled as pooled_ids
 from recjax.embedding.routing.hierarchical import Merged, lay_out, merge, relay_counts
+from recjax.embedding.routing.pooled import Found, PooledRouting
 from recjax.embedding.routing.routed import FeatureRouting, GroupRouting, RoutedBatch, Routing
 from recjax.embedding.routing.sorting import distinct, ranks
 from recjax.embedding.spec import FeatureSpec

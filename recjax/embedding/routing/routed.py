@@ -11,8 +11,8 @@ import numpy as np
 
 from recjax.data.batch import Batch
 from recjax.embedding.layout import Group
-from recjax.embedding.pooled.routing import Found, PooledRouting
 from recjax.embedding.routing.hierarchical import Merged
+from recjax.embedding.routing.pooled import Found, PooledRouting
 
 
 @jax.tree_util.register_dataclass

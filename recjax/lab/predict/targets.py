@@ -19,7 +19,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
-from recjax.embedding.lines import in_lines
+from recjax.embedding.bind import in_lines
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import AXES
 from recjax.train.dense import flattened

@@ -14,7 +14,6 @@ from recjax.config import presets
 from recjax.config.run import RunConfig
 from recjax.data.source import BlockSource, mean_ids
 from recjax.embedding.layout import BoundPlan
-from recjax.embedding.pooled.layout import sources_of
 from recjax.errors import ConfigError
 from recjax.lab.predict.nodes import Need, Node, Table, compared
 from recjax.planning.machine import Machine, Quantity
@@ -197,7 +196,7 @@ def _nodes(
         samples_per_s = 1e3 * config.train.batch_size / step_ms if step_ms else 0.0
     features: dict[str, float] = {}
     for group in run.bound.cached:
-        for source in sources_of(run.bound, group):
+        for source in run.bound.sources_of(group):
             name = source.segments[0].title
             features[name] = features.get(name, 0.0) + config.train.batch_size * source.feature.ids
     row_bytes = run.row_bytes

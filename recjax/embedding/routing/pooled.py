@@ -18,8 +18,7 @@ import jax
 import numpy as np
 
 from recjax.data.batch import Bags, Batch
-from recjax.embedding.layout import IDS, ROWS, Group
-from recjax.embedding.pooled.layout import PooledExchange, Stream
+from recjax.embedding.layout import IDS, ROWS, Group, PooledExchange, Stream
 from recjax.embedding.routing.sorting import distinct
 from recjax.parallel.mesh import Share
 
