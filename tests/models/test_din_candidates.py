@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from support import tables
 from support.commands import inside
+from support.processes import assert_equal, train_together
 
 import recjax
 
@@ -123,3 +124,11 @@ def test_measures_and_scores_are_those_of_each_candidate(table, tmp_path):
         pairs.append((measured(*of_user)["auc"], of_user[2].sum()))
     aucs, shares = np.array([pair for pair in pairs if not np.isnan(pair[0])]).T
     np.testing.assert_allclose(found["grouped"]["cands.y"]["gauc"], aucs @ shares / shares.sum(), rtol=1e-5)
+
+
+@pytest.mark.multiprocess
+def test_two_processes_give_the_numbers_of_one(table, tmp_path):
+    settings = [f"data.from={table}", *SETTINGS, "compute_dtype=float64", "mesh.devices=4", "plan=row_wise"]
+    for processes in (1, 2):
+        train_together(processes, tmp_path / f"by {processes}", "table", settings)
+    assert_equal(tmp_path / "by 1", tmp_path / "by 2", 1e-9)

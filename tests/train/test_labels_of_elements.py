@@ -172,3 +172,23 @@ def test_training_is_that_of_a_row_for_each_candidate(devices: int, plan: Any, p
     with jax.enable_x64(True):
         placed = Placed.of(problem, trainer_of(problem, devices, plan, np.float64, **how))
         assert_same(placed.result(placed.start()), truth(softmax))
+
+
+def test_a_history_is_routed_once_for_all_candidates() -> None:
+    """50 candidates beside a history of 100: ids that are looked up, counted, and pairs that have room."""
+    rng, size, lengths = np.random.default_rng(0), 4, {"history": 100, "candidates": 50, "tags": 0}
+    bags = {}
+    for name in BAGS:
+        n, rows = lengths.get(name.partition(".")[0], 1), ROWS[name.partition(".")[2] or name]
+        ids = rng.integers(0, rows, (size, n), dtype=np.int32)
+        bags[name] = Bags(ids) if name == "user" else Bags(ids.ravel(), np.full(size, n, np.int32))
+    labels = np.zeros(size * 50, np.float32)
+    batch = Batch(np.zeros((size, 1), np.float32), bags, labels, labels, label_lengths=np.full(size, 50, np.int32))
+    together, apart = problem_of(True, False), problem_of(True, True)
+    ids = []
+    for problem, given in ((together, batch), (apart, row_by_row(batch))):
+        trainer = trainer_of(problem, 2, "row_wise")
+        routed = trainer.route(given, given.size).routed
+        ids.append(sum(routed.inverse[source.name].size for group in trainer.bound.listing for source in group.sources))
+    assert ids == [size * (1 + 2 * 100 + 2 * 50), size * 50 * (1 + 2 * 100 + 2)]
+    assert ids[1] > 5 * ids[0]
