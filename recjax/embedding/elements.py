@@ -29,7 +29,8 @@ class Elements:
       segments_L: int32, ascending: the sample of each row; `samples` where there is nothing.
       samples: b.
       bag: H, if all bags hold as many; else None.
-      pairs: P, room for the pairs of `beside`; 0 where the data do not say that these elements meet others.
+      pairs: P, room for the pairs of `beside`, also as a symbol; 0 where the data do not say that these elements meet
+        others.
     """
 
     rows_LxD: jax.Array
@@ -101,7 +102,7 @@ class Elements:
         Raises:
           ValueError: the data do not say that these elements meet others (`ElementGroup.like`).
         """
-        if not self.pairs:
+        if isinstance(self.pairs, int) and not self.pairs:
             raise ValueError("these elements meet no others: the group of the data names none of them in `like`.")
         start_b, _ = self._edges()
         theirs_L, ours_b = others.segments_L, self.lengths_b
@@ -112,9 +113,9 @@ class Elements:
         before_P = end_L.at[other_P].get(mode="fill", fill_value=0) - ours_b.at[sample_P].get(mode="fill", fill_value=0)
         place_P = number_P - before_P
         ours_P = start_b.at[sample_P].get(mode="fill", fill_value=0) + place_P
-        ours_P = jnp.where(sample_P < self.samples, ours_P, len(self.rows_LxD))
+        ours_P = jnp.where(sample_P < self.samples, ours_P, self.rows_LxD.shape[0])
         rows_PxD = _take_rows(self.rows_LxD, ours_P)
-        return Elements(rows_PxD, other_P, len(theirs_L))
+        return Elements(rows_PxD, other_P, theirs_L.shape[0])
 
     def _edges(self) -> tuple[jax.Array, jax.Array]:
         """Returns where the rows of each sample begin, and where they end: int32 [b] each."""

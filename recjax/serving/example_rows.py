@@ -26,7 +26,9 @@ class Examples:
     def __init__(self, service: Service, ids: int = 3) -> None:
         """With so many ids in a jagged bag."""
         self._make, self._reader = _makers(service, ids), service.reader
-        self._user = service.reader.user or [service.reader.columns[0]]
+        self._fields: Mapping[str, str] = service.reader.fields
+        own = [name for name in service.reader.columns if name not in self._fields]
+        self._user = own if self._fields else service.reader.user or [service.reader.columns[0]]
         self._rest = [name for name in service.reader.columns if name not in self._user]
 
     def request(self, rng: np.random.Generator, candidates: int) -> dict[str, Any]:
@@ -37,13 +39,18 @@ class Examples:
         """
         for _ in range(_DRAWS):
             user = {name: self._make[name](rng) for name in self._user}
-            rows = [{name: self._make[name](rng) for name in self._rest} for _ in range(candidates)]
+            rows = [self._candidate(rng) for _ in range(candidates)]
             if self._takes(user, rows):
                 break
             if good := [row for row in rows if self._takes(user, [row])]:
                 rows = (good * candidates)[:candidates]
                 break
         return {"user": user, "candidates": rows}
+
+    def _candidate(self, rng: np.random.Generator) -> dict[str, Any]:
+        if self._fields:  # lists of the elements of a row, of which a candidate is one
+            return {field: self._make[name](rng)[0] for name, field in self._fields.items()}
+        return {name: self._make[name](rng) for name in self._rest}
 
     def _takes(self, user: dict[str, Any], rows: Sequence[dict[str, Any]]) -> bool:
         try:

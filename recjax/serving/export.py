@@ -40,7 +40,7 @@ from recjax.embedding.spec import FeatureSpec
 from recjax.errors import ConfigError
 from recjax.serving import loader, manifest_form, on_disk, onnx_program, outputs
 from recjax.serving.manifest_form import PLATFORMS
-from recjax.serving.program import Held, input_shapes, make_program, serialise
+from recjax.serving.program import Held, find_meetings, input_shapes, make_program, serialise
 from recjax.tiers import records, row_cache, transfers
 from recjax.train import state as states
 from recjax.train.metrics import drift
@@ -126,6 +126,11 @@ def write(
     names = [feature.name for feature in schema.features]
     if strange := [name for name in user if name not in names]:
         raise ConfigError(f"--user: the data have no feature {strange[0]!r}. {nearest_names(strange[0], names)}")
+    if user and schema.label_group:
+        raise ConfigError(
+            f"--user: the elements of group {schema.label_group!r} are scored row by row, and what a row has is looked "
+            "up once for all of them anyway. Leave it out."
+        )
     tables, features = specs(trainer.config, schema)
     refuse_dynamic(tables, "an exported model looks up rows by their numbers")
     held: dict[str, Held] = {table.name: table.dtype if quantize == "none" else quantize for table in tables}
@@ -312,7 +317,13 @@ def _signature(schema: Schema, inputs: dict[str, Any], user: Sequence[str]) -> d
         side = "user" if feature.name in user else "item"
         features.append({**about, "weighted": feature.weighted, "side": side, "arrays": arrays})
     dense = {"columns": list(schema.dense), **_array(inputs["dense"])}
-    return {"dense": dense, "features": features} | ({"user": _array(inputs["user"])} if user else {})
+    signature = {"dense": dense, "features": features} | ({"user": _array(inputs["user"])} if user else {})
+    if schema.label_group:
+        signature["scored"] = list(schema.labelled_features)
+    if "pairs" in inputs:
+        meets = [{"feature": name, "other": other} for name, other in find_meetings(schema)]
+        signature["pairs"] = _array(inputs["pairs"]) | {"of": meets}
+    return signature
 
 
 def _array(x: Any) -> dict[str, Any]:

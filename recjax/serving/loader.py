@@ -202,7 +202,7 @@ def _by_onnxruntime(file: Path, manifest: Mapping[str, Any]) -> Callable[[Any], 
 
 def _by_name(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Inputs of a program by one name each: "dense", "user", "ids.FEATURE"."""
-    plain = {name: inputs[name] for name in ("dense", "user") if name in inputs}
+    plain = {name: inputs[name] for name in ("dense", "user", "pairs") if name in inputs}
     return plain | {f"{kind}.{n}": x for kind in ("ids", "lengths", "weights") for n, x in inputs[kind].items()}
 
 
@@ -210,7 +210,8 @@ def _described(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """(dtype, *shape) of what a program takes by `_by_name`, and of its "scores", as the manifest has them."""
     inputs = manifest["inputs"]
     arrays = {f"{kind}.{f['name']}": entry for f in inputs["features"] for kind, entry in f["arrays"].items()}
-    arrays |= {name: inputs[name] for name in ("dense", "user") if name in inputs} | {"scores": manifest["outputs"]}
+    plain = {name: inputs[name] for name in ("dense", "user", "pairs") if name in inputs}
+    arrays |= plain | {"scores": manifest["outputs"]}
     return {name: (entry["dtype"], *entry["shape"]) for name, entry in arrays.items()}
 
 
@@ -448,7 +449,8 @@ class Model:
             then, and not for each sample. None: for each sample.
 
         Returns:
-          float32 logits [B]; of several tasks [B, O], whose columns `signature["outputs"]["tasks"]` tells.
+          float32 logits [B]; of several tasks [B, O], whose columns `signature["outputs"]["tasks"]` tells. Where
+          elements are scored (`signature["inputs"]["scored"]`), one for each, in the order of their ids.
 
         Raises:
           InputError: naming the feature, row and value.
@@ -480,7 +482,11 @@ class Model:
             longest = power(bags if feature["bag"] == "fixed" else len(found["ids"]))
             for kind, array in found.items():
                 inputs[kind][name] = _padded(array, power(bags) if kind == "lengths" else longest)
-        return np.asarray(self.run(inputs))[:B]
+        signature = self.signature["inputs"]
+        if "pairs" in signature:
+            inputs["pairs"] = np.zeros(power(count_pairs(signature, given["lengths"])), np.int32)
+        scored = signature.get("scored")
+        return np.asarray(self.run(inputs))[: len(np.asarray(given["ids"][scored[0]])) if scored else B]
 
     def _dense(self, dense: Any, given: dict[str, Any], features: Any, user: Any) -> tuple[int, np.ndarray]:
         """The number of samples, and their dense columns."""
@@ -502,6 +508,12 @@ class Model:
             row, column = np.argwhere(~np.isfinite(array))[0].tolist()
             raise InputError(f"dense column {columns[column]!r} is {array[row, column]} in row {row}. Give a number.")
         return len(array), array
+
+
+def count_pairs(inputs: Mapping[str, Any], lengths: Mapping[str, Any]) -> int:
+    """Returns how many pairs of elements meet at most in samples with bags of these lengths, by feature."""
+    pairs = ((lengths[pair["feature"]], lengths[pair["other"]]) for pair in inputs["pairs"]["of"])
+    return max(int(np.dot(np.asarray(ours, np.int64), np.asarray(others, np.int64))) for ours, others in pairs)
 
 
 def _checked(feature: Mapping[str, Any], given: Mapping[str, Any], B: int) -> dict[str, np.ndarray]:

@@ -54,6 +54,8 @@ _MANIFEST = {
             }
         ],
         "user?": _ARRAY,
+        "scored?": [str],  # features of the elements that have a score each
+        "pairs?": {**_ARRAY, "of": [{"feature": str, "other": str}]},
     },
     "lookups": [{"name": str, "feature": str, "table": str, "pooling": ("sum", "mean", "none")}],
     "outputs": {
@@ -177,6 +179,11 @@ def _misfit(manifest: Mapping[str, Any]) -> str:
             return f"side of the feature {name[:80]!r} is not that of its bags"
     if any(feature["side"] == "user" for feature in features.values()) != ("user" in inputs):
         return "features of users, and the array that says whose each sample is, go together"
+    aligned = [*inputs.get("scored", ()), *(x for pair in inputs.get("pairs", {}).get("of", ()) for x in pair.values())]
+    if wrong := [name for name in aligned if features.get(name, {}).get("bag") != "jagged"]:
+        return f"inputs.scored or inputs.pairs names {wrong[0][:80]!r}, which is no jagged feature"
+    if "pairs" in inputs and not inputs.get("scored"):
+        return "inputs.pairs is of elements that are scored, and there are none"
     if inputs["dense"]["shape"][1:] != [len(inputs["dense"]["columns"])]:
         return "inputs.dense has another shape than its columns"
     for at, each in enumerate(manifest["lookups"]):

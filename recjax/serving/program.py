@@ -37,7 +37,7 @@ class Shapes:
 
     Attributes:
       inputs: "dense", "ids", "lengths" (of jagged features), "weights" (of weighted ones), the last three by feature;
-        and, where there are features of users, "user".
+        and, where there are features of users, "user", and where elements are scored that others meet, "pairs".
       symbols: name of a symbol -> what it counts.
       rows: table on disk -> the symbol for the rows of it that a batch needs.
     """
@@ -50,13 +50,15 @@ class Shapes:
 def input_shapes(schema: Schema, user: Collection[str] = (), on_disk: Sequence[str] = ()) -> Shapes:
     """Inputs of a program for samples of these columns: dense float32 [b, K]; ids int32 [b, H], or [l] if jagged.
 
-    Those of the features `user` have a bag for each of u users instead, and "user", int32 [b], is the user of each
-    sample: what many samples of one user have in common is looked up once. Of the tables `on_disk` the program sees
-    only some rows, and ids count those.
+    Where elements are scored, "pairs" is int32 [p]: room for all pairs of theirs and those that they meet, whatever it
+    holds. Those of the features `user` have a bag for each of u users instead, and "user", int32 [b], is the user of
+    each sample: what many samples of one user have in common is looked up once. Of the tables `on_disk` the program
+    sees only some rows, and ids count those.
     """
     jagged = [f.name for f in schema.features if f.bag is None]
     names = ["b", *(["u"] if user else []), *(f"l{number}" for number in range(len(jagged)))]
-    names += (of_rows := [f"r{number}" for number in range(len(on_disk))])
+    meets = find_meetings(schema)
+    names += (of_rows := [f"r{number}" for number in range(len(on_disk))]) + ["p"] * bool(meets)
     sizes = dict(zip(names, jax.export.symbolic_shape(", ".join(names)), strict=True))
     bags = {f.name: sizes["u" if f.name in user else "b"] for f in schema.features}
     aligned = {name: group.name for group in schema.groups for name in group.features}
@@ -74,17 +76,28 @@ def input_shapes(schema: Schema, user: Collection[str] = (), on_disk: Sequence[s
             "lengths": {name: like((bags[name],), jnp.int32) for name in jagged},
             "weights": {f.name: like(at[f.name], jnp.float32) for f in schema.features if f.weighted},
         }
-        | ({"user": like((sizes["b"],), jnp.int32)} if user else {}),
+        | ({"user": like((sizes["b"],), jnp.int32)} if user else {})
+        | ({"pairs": like((sizes["p"],), jnp.int32)} if meets else {}),
         {"b": "samples"}
         | ({"u": "users"} if user else {})
+        | ({"p": "pairs of elements"} if meets else {})
         | {of[name]: f"ids of {name}" for name in jagged}
         | {symbol: f"rows of {name}" for symbol, name in zip(of_rows, on_disk, strict=True)},
         {name: sizes[symbol] for symbol, name in zip(of_rows, on_disk, strict=True)},
     )
 
 
+def find_meetings(schema: Schema) -> list[tuple[str, str]]:
+    """Which elements meet those that are scored (`Elements.beside`): a feature of each such group, and one of these."""
+    groups = (group for group in schema.groups if group.name != schema.label_group)
+    found = ((g.features[0], next((x for x in g.like if x in schema.labelled_features), "")) for g in groups)
+    return [(name, other) for name, other in found if other]
+
+
 def make_program(trainer: Trainer, held: Mapping[str, Held], user: Collection[str] = ()) -> Callable[..., jax.Array]:
     """Returns the function program(tables, parameters, state, inputs) -> float32 logits [b], of tasks outputs [b, O].
+
+    Where elements are scored, b stands for their number.
 
     `tables` are by name, their rows in the order of ids and encoded as `held` says. `parameters` and `state` are of the
     module, leaf by leaf: "dense" and "module" of `state.export`. `inputs` are as `input_shapes` has them, also for
@@ -102,7 +115,7 @@ def make_program(trainer: Trainer, held: Mapping[str, Held], user: Collection[st
                 "users to samples. Leave it out of --user, or pool it (sum or mean)."
             )
     dims = {table.name: table.dim for table in tables_of}
-    module = ModuleDef.of(trainer.model)
+    module, scored = ModuleDef.of(trainer.model), trainer.source.schema.labelled_features
 
     def program(tables: dict[str, jax.Array], parameters: Any, state: Any, inputs: dict[str, Any]) -> jax.Array:
         pooled = {f.name: _pool(f, held[f.table], tables[f.table], dims[f.table], inputs) for f in features}
@@ -110,7 +123,8 @@ def make_program(trainer: Trainer, held: Mapping[str, Held], user: Collection[st
             if feature.reads in user:
                 pooled[feature.name] = _of_users(pooled[feature.name], inputs["user"])
         with kernels.switched_off():  # they are of this machine
-            found = outputs(module.merge(parameters, state), inputs["dense"], pooled, trainer.tasks)
+            count = inputs["ids"][scored[0]].shape[0] if scored else None
+            found = outputs(module.merge(parameters, state), inputs["dense"], pooled, trainer.tasks, count)
         return found.astype(jnp.float32)
 
     return program
@@ -140,7 +154,9 @@ def _pool(feature: FeatureSpec, held: Held, table: jax.Array, dim: int, inputs: 
     ends_B, L = jnp.cumsum(lengths_B), ids.shape[0]
     sample_L = jnp.cumsum(jnp.zeros(L, jnp.int32).at[ends_B].add(1, mode="drop"))  # bags that end at or before each id
     if feature.pooling == "none":
-        return Elements(jnp.where((sample_L < lengths_B.shape[0])[:, None], rows, 0), sample_L, lengths_B.shape[0])
+        there_Lx1 = (sample_L < lengths_B.shape[0])[:, None]
+        pairs = inputs["pairs"].shape[0] if feature.beside else 0
+        return Elements(jnp.where(there_Lx1, rows, 0), sample_L, lengths_B.shape[0], pairs=pairs)
     sums_BxD = jax.ops.segment_sum(rows, sample_L, lengths_B.shape[0])  # beyond the last bag nothing counts
     if feature.pooling == "mean":
         sums_BxD /= jnp.maximum(lengths_B, 1)[:, None].astype(sums_BxD.dtype)

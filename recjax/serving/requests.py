@@ -3,7 +3,8 @@
     {"user": {"user": 15, "age": 3}, "candidates": [{"movie": 111161}, {"movie": 68646}]}
 
 What stands under "user" (which may be left out) all candidates have in common. Together a candidate and the user are a
-raw row, as `recjax predict` takes it from JSON Lines, and what is wrong with one is said in the same words.
+raw row, as `recjax predict` takes it from JSON Lines, and what is wrong with one is said in the same words. Where a
+model scores the elements of a group, these are the candidates: a request is one row then.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from recjax.data.arrow import chunk_columns
 from recjax.data.arrow.convert import MOST_BYTES
+from recjax.data.arrow.struct_lists import JOINT
 from recjax.data.batch import Bags
 from recjax.data.datasets.avazu import Avazu
 from recjax.data.prepare.chunk import Coded
@@ -28,6 +30,8 @@ from recjax.data.storage import run_snapshot
 from recjax.data.storage.blocks import PreparedSource
 from recjax.errors import ConfigError
 from recjax.serving import table_rows
+from recjax.serving.faults import missing_key
+from recjax.serving.loader import count_pairs
 from recjax.serving.outputs import describe_large_value
 from recjax.serving.rows import UNKNOWN, RowReader, WrongRowError
 from recjax.serving.whole_columns import whole_columns
@@ -49,16 +53,18 @@ class Scorable:
       dense: float32 [n, K].
       bags: feature -> its ids; those of the model's features of users have `users` bags, all others n.
       users: 1 if all that the model takes of users stands under "user", else n.
+      scored: None, or n where candidates are elements of one row: `dense` and `bags` are then of that.
     """
 
     dense: np.ndarray
     bags: Mapping[str, Bags]
     users: int
+    scored: int | None = None
 
     @property
     def size(self) -> int:
         """n, the number of candidates."""
-        return len(self.dense)
+        return len(self.dense) if self.scored is None else self.scored
 
 
 class Columns(abc.ABC):
@@ -120,6 +126,10 @@ class RequestReader:
         of_users = {column for feature in self._sides for column in columns.of_features[feature]}
         self.user = [column for column in columns.names if column in of_users]
         self._known = columns.others.union(columns.names)
+        self._pairs = inputs if "pairs" in inputs else None
+        # Column of scored elements -> what a candidate calls it: the last part of GROUP.FIELD.
+        scored = [column for name in inputs.get("scored", ()) for column in columns.of_features[name]]
+        self.fields = {column: column.rpartition(JOINT)[2] for column in scored}
 
     def read(self, body: bytes) -> Scorable:
         """Reads the text of a request.
@@ -129,6 +139,9 @@ class RequestReader:
             fault.
         """
         user, candidates = self._parts(body)
+        scored = len(candidates) if self.fields else None
+        if self.fields:
+            user, candidates = self._as_row(user, candidates), [{}]
         try:
             user = self._columns.with_fields(user)
             candidates = [self._columns.with_fields(candidate) for candidate in candidates]
@@ -174,7 +187,28 @@ class RequestReader:
             at, column = np.argwhere(~np.isfinite(dense))[0].tolist()
             what = describe_large_value(self._dense[column], dense[at, column])
             raise BadRequestError(f"candidates[{at}]: {what}. Correct the value.")
-        return Scorable(dense, {name: found[name] for name in self._features}, 1 if once else n)
+        if (
+            self._pairs
+            and (pairs := count_pairs(self._pairs, {k: bag.lengths for k, bag in found.items()})) > _MOST_SPREAD
+        ):
+            raise BadRequestError(
+                f"each of {scored:,} candidates meets all elements beside it, {pairs:,} pairs: {_MOST_SPREAD:,} are "
+                "the most. Send fewer candidates at once."
+            )
+        return Scorable(dense, {name: found[name] for name in self._features}, 1 if once else n, scored)
+
+    def _as_row(self, user: Object, candidates: Sequence[Object]) -> Object:
+        """The one row of a request whose candidates are elements of it."""
+        own, others = set(self.fields.values()), {name.rpartition(JOINT)[2] for name in self._known}
+        for at, candidate in enumerate(candidates):
+            if lacking := sorted(own - candidate.keys()):
+                raise BadRequestError(f"candidates[{at}]: {missing_key(lacking[0], candidate)}")
+            if strange := [name for name in candidate if name not in own | others]:
+                raise BadRequestError(
+                    f"candidates[{at}] has the key {strange[0][:80]!r}; those of a candidate are "
+                    f"{', '.join(sorted(own))[:300]}. Leave others out, or give them under user."
+                )
+        return {**user, **{column: [each[field] for each in candidates] for column, field in self.fields.items()}}
 
     def _refuse_unknown(self, user: Object, candidates: Sequence[Object]) -> None:
         if user.keys() <= self._known and all(candidate.keys() <= self._known for candidate in candidates):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from recjax.serving.loader import Model
+from recjax.serving.loader import Model, count_pairs
 from recjax.serving.requests import Scorable
 
 BATCHES = 2  # under way at most: one's rows are read while the model runs on the other
@@ -24,11 +24,13 @@ class _Shape(NamedTuple):
       size: candidates.
       users: those that they are of.
       ratio: by which arrays for the ids of jagged features are longer than for bags of one.
+      pairs: of elements, for each candidate or, where elements are scored, row; 0 without.
     """
 
     size: int
     users: int
     ratio: int
+    pairs: int = 0
 
 
 class Scorer:
@@ -42,8 +44,8 @@ class Scorer:
     def __init__(self, model: Model, most: int) -> None:
         """A scorer that takes up to `most` candidates at once."""
         self.most, self._model = most, model
-        features = model.signature["inputs"]["features"]
-        self._features = features
+        self._inputs = model.signature["inputs"]
+        self._features = features = self._inputs["features"]
         self._shared = any(feature["side"] == "user" for feature in features)
         self._jagged = any(feature["bag"] == "jagged" for feature in features)
         self.sizes = [1]
@@ -62,7 +64,10 @@ class Scorer:
             np.asarray(self._model.run(self._empty(_Shape(1, 1, 1))))
             return
         ratios = _RATIOS if self._jagged else (1,)
-        shapes = {_Shape(size, users, ratio) for size in self.sizes for users in self._users(size) for ratio in ratios}
+        pairs = {ratio: ratio**2 * ("pairs" in self._inputs) for ratio in ratios}
+        shapes = {
+            _Shape(n, users, ratio, pairs[ratio]) for n in self.sizes for users in self._users(n) for ratio in ratios
+        }
         for shape in sorted(shapes):
             np.asarray(self._run(self._empty(shape), shape))
 
@@ -77,7 +82,7 @@ class Scorer:
         """
         sizes = [request.size for request in requests]
         total, users = sum(sizes), sum(request.users for request in requests)
-        size = self._size(total)
+        size = self._size(sum(len(request.dense) for request in requests))
         padded = next((some for some in self._users(size) if users <= some), size)
         inputs: dict[str, Any] = {"dense": np.concatenate([request.dense for request in requests])}
         for kind in ("ids", "lengths", "weights"):
@@ -94,6 +99,11 @@ class Scorer:
             inputs["user"] = np.concatenate([each + start for each, start in zip(of, starts, strict=False)])
             inputs["user"] = inputs["user"].astype(np.int32)
         shape = _Shape(size, padded, self._ratio(inputs, size, padded))
+        if "pairs" in self._inputs:
+            pairs = count_pairs(self._inputs, inputs["lengths"])
+            inputs["pairs"] = np.zeros(pairs, np.int32)
+            while size * shape.pairs < pairs or not shape.pairs:
+                shape = shape._replace(pairs=4 * shape.pairs or _RATIOS[1])
         under_way = self._run(self._padded(inputs, shape) if self._model.padded else inputs, shape)
 
         def finish() -> list[np.ndarray]:
@@ -127,10 +137,12 @@ class Scorer:
         return ratio
 
     def _padded(self, inputs: dict[str, Any], shape: _Shape) -> dict[str, Any]:
-        size, users, ratio = shape
+        size, users, ratio, pairs = shape
         made: dict[str, Any] = {"dense": _to(inputs["dense"], size), "ids": {}, "lengths": {}, "weights": {}}
         if self._shared:
             made["user"] = _to(inputs["user"], size)
+        if pairs:
+            made["pairs"] = np.zeros(size * pairs, np.int32)
         for feature in self._features:
             bags = users if feature["side"] == "user" else size
             for kind in feature["arrays"]:
@@ -140,7 +152,6 @@ class Scorer:
 
     def _empty(self, shape: _Shape) -> dict[str, Any]:
         """Inputs of a shape that have no candidate: row 0 of every table."""
-        signature = self._model.signature["inputs"]
         none: dict[str, Any] = {
             kind: {
                 f["name"]: np.zeros((0, *f["arrays"][kind]["shape"][1:]), f["arrays"][kind]["dtype"])
@@ -149,7 +160,7 @@ class Scorer:
             }
             for kind in ("ids", "lengths", "weights")
         }
-        none["dense"] = np.zeros((0, len(signature["dense"]["columns"])), np.float32)
+        none["dense"] = np.zeros((0, len(self._inputs["dense"]["columns"])), np.float32)
         if self._shared:
             none["user"] = np.zeros(0, np.int32)
         return self._padded(none, shape)

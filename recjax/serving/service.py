@@ -253,7 +253,10 @@ class Service:
 
     def _answer(self, request: Scorable, logits: np.ndarray) -> bytes:
         for at, what in outputs.find_overflows(
-            logits, request.dense, self.signature["inputs"]["dense"]["columns"], np.arange(len(logits))
+            logits,
+            request.dense,
+            self.signature["inputs"]["dense"]["columns"],
+            np.arange(len(logits)) if request.scored is None else np.zeros(len(logits), np.int64),
         ).items():
             raise BadRequestError(f"candidates[{at}]: {what}. Correct the value.")
         outputs.check(logits, np.arange(len(logits)))

@@ -10,6 +10,10 @@ from support.commands import inside
 from support.processes import assert_equal, train_together
 
 import recjax
+from recjax.serving.example_rows import Examples
+from recjax.serving.loader import load
+from recjax.serving.requests import BadRequestError
+from recjax.serving.service import Service, ServiceConfig
 
 pytestmark = [pytest.mark.full, pytest.mark.light_compile]
 
@@ -124,6 +128,44 @@ def test_measures_and_scores_are_those_of_each_candidate(table, tmp_path):
         pairs.append((measured(*of_user)["auc"], of_user[2].sum()))
     aucs, shares = np.array([pair for pair in pairs if not np.isnan(pair[0])]).T
     np.testing.assert_allclose(found["grouped"]["cands.y"]["gauc"], aucs @ shares / shares.sum(), rtol=1e-5)
+
+
+def test_a_request_is_one_row_whose_scores_are_those_of_predict(table, tmp_path):
+    """100 candidates, in their order; several requests at once; by the loader alone; and mistakes."""
+    recjax.fit(config_of(table, "mesh.devices=2", "embedding.init_scale=1.0"), tmp_path / "run")
+    assert inside("export", tmp_path / "run", "--out", tmp_path / "export").status == 0
+    rows = requests(6, seed=2)
+    rng = np.random.default_rng(3)
+    rows[1] |= {"cands": [{"item": int(i), "author": int(i) % 5} for i in rng.integers(0, 12, 100)]}
+    rows[1] |= {"hist": [{"item": int(i), "kind": "a"} for i in rng.integers(0, 12, 30)]}
+    rows = [row for row in rows if row["cands"]]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = inside("predict", tmp_path / "run", "--input", tmp_path / "rows.jsonl", "--out", tmp_path / "scores.jsonl")
+    assert done.status == 0, done.err
+    expected = [json.loads(line)["cands.y.logit"] for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    service = Service(tmp_path / "export", ServiceConfig(most_candidates=256))
+    made = []
+    for row, scores in zip(rows, expected, strict=True):
+        candidates = [{"item": each["item"], "author": each["author"]} for each in row["cands"]]
+        body = {"user": {name: row[name] for name in ("u", "price", "hist")}, "candidates": candidates}
+        found = json.loads(service.answer_now(json.dumps(body).encode()))["scores"]["cands.y.logit"]
+        np.testing.assert_allclose(found, scores, rtol=1e-5, atol=1e-6)
+        made.append(service.reader.read(json.dumps(body).encode()))
+    assert len(set(expected[1])) > 10 and [request.size for request in made][1] == 100
+    for found, scores in zip(service.scorer(made), expected, strict=True):
+        np.testing.assert_allclose(found[:, 0], scores, rtol=1e-5, atol=1e-6)
+    bags, dense = made[1].bags, made[1].dense
+    ids, lengths = ({n: getattr(b, kind) for n, b in bags.items()} for kind in ("ids", "lengths"))
+    alone = load(tmp_path / "export")(ids, {n: x for n, x in lengths.items() if x is not None}, dense=dense)
+    np.testing.assert_allclose(alone[:, 0], expected[1], rtol=1e-5, atol=1e-6)
+    service.scorer.warm_up()
+    Examples(service).request(rng, 5)
+    for candidate, words in (
+        ({"item": 3}, r"candidates\[0\]: .*'author'"),
+        ({"item": 3, "author": 1, "x": 1}, "key 'x'"),
+    ):
+        with pytest.raises(BadRequestError, match=words):
+            service.reader.read(json.dumps({"user": body["user"], "candidates": [candidate]}).encode())
 
 
 @pytest.mark.multiprocess

@@ -185,10 +185,10 @@ def test_a_history_is_routed_once_for_all_candidates() -> None:
     labels = np.zeros(size * 50, np.float32)
     batch = Batch(np.zeros((size, 1), np.float32), bags, labels, labels, label_lengths=np.full(size, 50, np.int32))
     together, apart = problem_of(True, False), problem_of(True, True)
-    ids = []
+    counts = []
     for problem, given in ((together, batch), (apart, row_by_row(batch))):
         trainer = trainer_of(problem, 2, "row_wise")
         routed = trainer.route(given, given.size).routed
-        ids.append(sum(routed.inverse[source.name].size for group in trainer.bound.listing for source in group.sources))
-    assert ids == [size * (1 + 2 * 100 + 2 * 50), size * 50 * (1 + 2 * 100 + 2)]
-    assert ids[1] > 5 * ids[0]
+        counts.append(sum(routed.inverse[source.name].size for group in trainer.bound.listing for source in group.sources))
+    assert counts == [size * (1 + 2 * 100 + 2 * 50), size * 50 * (1 + 2 * 100 + 2)]
+    assert counts[1] > 5 * counts[0]
