@@ -10,31 +10,31 @@ Sizes here take tables with owners as spread evenly, as `balance` comes near to,
 
 from __future__ import annotations
 
-import bisect
 import collections
 import dataclasses
 import functools
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from recjax.embedding.bands import Band, BoundSegment
 from recjax.embedding.bind import stack_of
-from recjax.embedding.exchange.base import replica_events
+from recjax.embedding.exchange.base import event_of, replica_events
 from recjax.embedding.exchange.pooled import vector_events
 from recjax.embedding.exchange.rows import RowExchange
 from recjax.embedding.layout import ROWS, Group
-from recjax.embedding.plan import AUTO_REPLICATE_BYTES, Plan, with_exchange
+from recjax.embedding.plan import Plan, with_exchange
 from recjax.embedding.routing.capacity import ROOM, rung
 from recjax.embedding.row_order import Split
 from recjax.embedding.segment import Exchange, Segment
 from recjax.embedding.sharding import RowSharding
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.planning.balance import GOOD_ENOUGH, balance
-from recjax.planning.cuts import NARROWEST
+from recjax.parallel.mesh import MODEL_AXES
+from recjax.planning.balance import ALLOCATED, LARGEST, balance
+from recjax.planning.cuts import LISTED, NARROWEST, Cut, cut_to
 from recjax.planning.loads import Workload
 from recjax.planning.routed import Routed, RoutedBy, together
 from recjax.planning.step_sizes import (
@@ -49,6 +49,7 @@ from recjax.planning.step_sizes import (
     list_rows,
     rows_of_lists,
 )
+from recjax.utils.phases import Phase
 
 Way = Literal["copy", "rows", "pooled", "whole"]
 WAYS: dict[Way, str] = {
@@ -116,96 +117,141 @@ class _Stack:
         asking = asked_T, np.array(distinct), batch_ids_T, features_T
         return cls(numbers_T, specs[0], rows_T, ids_T, bags_T, *asking)
 
-    def routed(self, by: RoutedBy, of_T: np.ndarray, owners: int = 0) -> Routed:
-        """The ids of some tables, routed in one way."""
-        return Routed(by, float(self.batch_ids_T[of_T].sum()), int(self.features_T[of_T].sum()), float(owners))
+    def routed(self, by: RoutedBy, of_T: np.ndarray, owners: int = 0, ranges: int = 1) -> Routed:
+        """The ids of some tables, routed in one way, once for each of so many ranges of columns."""
+        ids, features = float(self.batch_ids_T[of_T].sum()), int(self.features_T[of_T].sum())
+        return Routed(by, ids * ranges, features * ranges, float(owners))
 
-    def buffer(self, what: str, rows: int, item_bytes: int) -> Buffer:
-        return Buffer.of(f"{what} of {self.spec.dim}", rows, self.spec.dim, self.spec, item_bytes)
+    def buffer(self, what: str, rows: int, width: int, item_bytes: int) -> Buffer:
+        """A buffer of tables of this kind, or of ranges of their columns."""
+        return Buffer.of(f"{what} of {width} like {self.spec.name}", rows, width, self.spec, item_bytes)
 
 
 def sizes(demand: Demand, ways: Assignment) -> StepSizes:
     """The sizes of a step if tables go these ways."""
     work, N = demand.work, demand.work.devices
     way_T = np.array([list(WAYS).index(ways[table.name]) for table in demand.tables])
-    rows, copies, owned = [], [], []
+    rows, copies = [], []
     ways_of_ids: list[Routed] = []
-    columns = widest = of_shards = 0.0
-    ids_one: list[np.ndarray] = []  # of tables that are whole with one owner, and of others an owner's share
-    ids_split = 0.0
-    pooling = [feature for feature in demand.features if ways[feature.table] in POOLING]
-    counted, weighted = sum(f.bag is None for f in pooling), any(f.weighted for f in pooling)
+    buffers: dict[Any, list[_Shards]] = collections.defaultdict(list)
     for stack in demand.stacks:
-        of_way = [way_T[stack.numbers_T] == number for number in range(len(WAYS))]
-        copied_T, rows_T, even_T, whole_T = of_way
-        pooled_T, split_T = even_T | whole_T, even_T.copy()
-        split_T[even_T] = _split(stack.rows_T[even_T], N)
-        split_T &= stack.rows_T * stack.spec.dim * 4 > AUTO_REPLICATE_BYTES  # see _placement
-        ways_of_ids += [
-            stack.routed("", copied_T | rows_T),
-            stack.routed("pooled", pooled_T & ~split_T),
-            stack.routed("split_pooled", split_T, N),
-        ]
+        copied_T, rows_T, even_T, whole_T = (way_T[stack.numbers_T] == number for number in range(len(WAYS)))
+        ways_of_ids.append(stack.routed("", copied_T | rows_T))
         if rows_T.any():
             rows.append(_rows(demand, stack, rows_T))
         if copied_T.any():
             asked = rung(int(float(stack.asked_T[copied_T].sum()) * ROOM))
-            buffer = stack.buffer("copies", int(stack.rows_T[copied_T].sum()), work.item_bytes)
+            buffer = stack.buffer("copies", int(stack.rows_T[copied_T].sum()), stack.spec.dim, work.item_bytes)
             looked_up = float(stack.ids_T[copied_T].sum()), int(stack.bags_T[copied_T].sum())
             copies.append(Copies(buffer, asked, *looked_up))
-        if pooled_T.any():
-            one_T = pooled_T & ~split_T
-            rows_held = stack.rows_T[pooled_T].sum() / N * _UNEVEN
-            rows_here = math.ceil(max(rows_held, stack.rows_T[whole_T].max(initial=0)))
-            buffer = stack.buffer("owners", rows_here, work.item_bytes)
-            ids, distinct = (
-                _fullest(x_T[one_T], N) + float(x_T[split_T].sum()) / N for x_T in (stack.ids_T, stack.distinct_T)
-            )
-            bags = math.ceil(_fullest(stack.bags_T[one_T], N)) + int(stack.bags_T[split_T].sum())
-            rows_asked = min(list_rows(distinct, 1), buffer.rows)
-            alike = _group(demand, stack, rows_here)
-            agreed = replica_events(alike, {alike.name + ROWS: rows_asked}, work.item_bytes)
-            owned.append(Owned(buffer, list_ids(ids, counted > 0), rows_asked, bags=bags, agreed=tuple(agreed)))
-            ids_one.append(stack.ids_T[one_T])
-            ids_split += float(stack.ids_T[split_T].sum()) / N
-            columns += buffer.width * float(stack.bags_T[one_T].sum())
-            of_shards += buffer.width * float(stack.bags_T[split_T].sum())
-            if one_T.any():
-                widest = max(widest, buffer.width if whole_T.any() else min(buffer.width, NARROWEST))
+        for of_T, width in (
+            (even_T, cut_to(Cut(stack.spec, stack.spec.dim), NARROWEST).width),
+            (whole_T, stack.spec.dim),
+        ):
+            if of_T.any():
+                key = stack_of(stack.spec, width, demand.exchange)
+                buffers[key].append(_Shards(stack, of_T, width, of_T is even_T))
     vectors: tuple[Vectors, ...] = ()
-    if owned:
-        widest = max(columns / N * _UNEVEN, widest) + of_shards
-        ids, counts = _fullest(np.concatenate(ids_one), N) + ids_split, math.ceil(counted / N) * demand.samples
-        listed = list_ids(ids, counted > 0 or ids_split > 0, N, counts)
+    if buffers:
+        pooling = [feature for feature in demand.features if ways[feature.table] in POOLING]
+        counted, weighted = sum(f.bag is None for f in pooling), any(f.weighted for f in pooling)
+        owned = [_owned(demand, shards, counted > 0) for shards in buffers.values()]
+        shards = [s for of_buffer in buffers.values() for s in of_buffer]
+        parts = _parts(demand, shards)
+        ways_of_ids += [part for s, p in zip(shards, parts, strict=True) for part in s.routed(p)]
+        columns = sum(float((s.vectors_T * p).sum()) * s.width for s, p in zip(shards, parts, strict=True))
+        widest = max(columns / N * _UNEVEN, *(float(own.bags * own.buffer.width) for own in owned))
+        split = any((p > 1).any() for p in parts)
+        counts = math.ceil(counted / N) * demand.samples
+        listed = list_ids(_fullest(shards, parts, "ids_T", N), counted > 0 or split, N, counts)
         group = _group(demand, demand.stacks[0], 1)
         events = vector_events(
             group, listed, demand.samples, (widest, 0.0), widest, weighted, demand.exchange, work.item_bytes
         )
+        if any(own.divided for own in owned):
+            size = N * listed * work.item_bytes
+            events += [event_of(group, Phase.ROW_STATISTIC, "all-to-all", MODEL_AXES, size)] * 2
         vectors = (Vectors(tuple(owned), listed, tuple(events)),)
     of_tables, routed = (tuple(rows), tuple(copies), vectors), together([part for part in ways_of_ids if part.features])
     groups = work.replicas, work.all_hosts
     return StepSizes(N, work.hosts, demand.samples, work.item_bytes, *of_tables, demand.host_routes, routed, *groups)
 
 
-def _split(rows_T: np.ndarray, devices: int) -> np.ndarray:
-    """A mask of tables with several owners: the largest, until whole ones even out the rest, as `balance` has it."""
-    sizes = sorted(set(rows_T.tolist()), reverse=True)
+@dataclasses.dataclass(frozen=True)
+class _Shards:
+    """Tables of a stack whose owners pool, in ranges of columns; the rows of some may be divided."""
 
-    def even(count: int) -> bool:
-        """Returns whether it suffices to split the tables of the first so many sizes."""
-        split_T = np.isin(rows_T, sizes[:count])
-        held = [rows_T[split_T].sum() / devices] * devices
-        for rows in np.sort(rows_T[~split_T])[::-1].tolist():
-            heapq.heapreplace(held, held[0] + rows)  # the heaviest first, to the one that has least
-        return bool(max(held) <= GOOD_ENOUGH * rows_T.sum() / devices)
+    stack: _Stack
+    of_T: np.ndarray
+    width: int
+    divisible: bool
 
-    count = bisect.bisect_left(range(len(sizes)), True, key=even)
-    return np.isin(rows_T, sizes[:count])
+    @property
+    def ranges(self) -> int:
+        """Ranges of columns, each with an owner of its own."""
+        return -(-self.stack.spec.dim // self.width)
+
+    @property
+    def vectors_T(self) -> np.ndarray:
+        """Vectors of a sample from each part of the rows of a table, of all ranges together."""
+        return self.stack.bags_T[self.of_T] * self.ranges
+
+    def sum(self, of: str) -> float:
+        """Returns the sum of something over all tables and ranges."""
+        return float(getattr(self.stack, of)[self.of_T].sum()) * self.ranges
+
+    def routed(self, parts_T: np.ndarray) -> list[Routed]:
+        """Returns the ids of tables whose owners have all rows, and of others."""
+        places_T = np.flatnonzero(self.of_T)
+        split = parts_T > 1
+        found = [self.stack.routed("pooled", places_T[~split], 0, self.ranges)] if (~split).any() else []
+        if split.any():
+            found.append(self.stack.routed("split_pooled", places_T[split], round(parts_T[split].mean()), self.ranges))
+        return found
 
 
-def _fullest(of_table_T: np.ndarray, devices: int) -> float:
-    """Load of the owner that has most of it: of a buffer with fewer tables than devices that of one of them."""
-    return max(float(of_table_T.sum()) / devices * _UNEVEN, float(of_table_T.max(initial=0)))
+def _parts(demand: Demand, shards: Sequence[_Shards]) -> list[np.ndarray]:
+    """Parts of the rows of each table, [T] of each: as many as `balance` makes for even rows, and for ids."""
+    N = demand.work.devices
+    values = sum(s.sum("rows_T") * s.width for s in shards) / N
+    ids = sum(s.sum("ids_T") for s in shards) / N
+    found: list[np.ndarray] = []
+    for most in LARGEST:
+        found, sizes = [], [np.zeros(0)]
+        for s in shards:
+            rows_T, ids_T = s.stack.rows_T[s.of_T], s.stack.ids_T[s.of_T]
+            parts_T = np.maximum(rows_T * s.width / (most * values), ids_T / max(1.0, most * LISTED * ids))
+            parts_T = np.clip(np.ceil(parts_T), 1, np.minimum(N, rows_T)) if s.divisible else np.ones(len(rows_T))
+            found.append(parts_T)
+            sizes.append(np.repeat(rows_T * s.width / parts_T, (s.ranges * parts_T).astype(int)))
+        held = [0.0] * N
+        for size in np.sort(np.concatenate(sizes))[::-1].tolist():
+            heapq.heapreplace(held, held[0] + size)  # the largest first, to the one that has least
+        if max(held) <= ALLOCATED * values:
+            break
+    return found
+
+
+def _fullest(shards: Sequence[_Shards], parts: Sequence[np.ndarray], of: str, devices: int) -> float:
+    """Load of the owner that has most of it: of fewer shards than devices that of one of them."""
+    largest = max(float((getattr(s.stack, of)[s.of_T] / p).max()) for s, p in zip(shards, parts, strict=True))
+    return max(sum(s.sum(of) for s in shards) / devices * _UNEVEN, largest)
+
+
+def _owned(demand: Demand, shards: Sequence[_Shards], counted: bool) -> Owned:
+    """The tables of a buffer whose owners pool."""
+    work, N, first = demand.work, demand.work.devices, shards[0]
+    parts = _parts(demand, shards)
+    rows = math.ceil(_fullest(shards, parts, "rows_T", N))
+    buffer = first.stack.buffer("owners", rows, first.width, work.item_bytes)
+    bags = sum(float((s.vectors_T * p).sum()) for s, p in zip(shards, parts, strict=True))
+    distinct = min(list_rows(_fullest(shards, parts, "distinct_T", N), 1), buffer.rows)
+    alike = _group(demand, first.stack, rows)
+    agreed = tuple(replica_events(alike, {alike.name + ROWS: distinct}, work.item_bytes))
+    split = counted or any((p > 1).any() for p in parts)
+    listed, vectors = list_ids(_fullest(shards, parts, "ids_T", N), split), math.ceil(bags / N)
+    divided = first.stack.spec.optimizer.row_wise and first.width < first.stack.spec.dim
+    return Owned(buffer, listed, distinct, vectors if divided else 0, vectors, agreed)
 
 
 def _rows(demand: Demand, stack: _Stack, rows_T: np.ndarray) -> Rows:
@@ -243,12 +289,13 @@ def as_plan(demand: Demand, ways: Assignment, why: Mapping[str, str]) -> Plan:
       ways: of each table. A table with a placement of its own keeps that.
       why: the reason of each table's way, for people.
     """
+    placements = {"copy": "data_parallel", "rows": "row_wise", "pooled": None, "whole": "table_wise"}
     asked = tuple(
-        t if t.placement else dataclasses.replace(t, placement=_placement(t, ways[t.name])) for t in demand.tables
+        t if t.placement else dataclasses.replace(t, placement=placements[ways[t.name]]) for t in demand.tables
     )
     exchange = dataclasses.replace(demand.exchange, kind="pooled")
     alone = demand.work.devices == 1
-    divided = balance(asked, demand.features, demand.work, exchange)
+    divided = balance(asked, demand.features, demand.work, exchange, copies=False)
     found = {}
     for table in demand.tables:
         way, segments = ways[table.name], divided.tables[table.name]
@@ -257,13 +304,6 @@ def as_plan(demand: Demand, ways: Assignment, why: Mapping[str, str]) -> Plan:
             segments = tuple(with_exchange(segment, kind) for segment in segments)
         found[table.name] = tuple(_because(segment, table, why[table.name]) for segment in segments)
     return Plan(found)
-
-
-def _placement(table: TableSpec, way: Way) -> str | None:
-    """Returns the spec that `balance` takes for a table: it splits what it may place, and else copies small tables."""
-    small = table.rows * table.dim * 4 <= AUTO_REPLICATE_BYTES
-    pooled = "table_wise" if small else None
-    return {"copy": "data_parallel", "rows": "row_wise", "pooled": pooled, "whole": "table_wise"}[way]
 
 
 def _because(segment: Segment, table: TableSpec, why: str) -> Segment:

@@ -37,10 +37,11 @@ from recjax.planning.loads import LOADS, Workload
 
 NARROWEST = 32  # columns that a split leaves a shard
 _SPARE = 0.03  # of the bytes that a device holds: those that all buffers together may allocate in vain for one shard
+LISTED = 2.0  # times the mean that a device may have of ids, and read, where owners pool
 _ROUNDS = 20
-_FASTER = 10.0  # times that an accelerator reads its memory as fast as it sends: 3.3 TB/s to 350 GB/s on an H100
+_ID_BYTES = 200  # that a GPU sends while an owner gathers, adds up and sorts one id more: 8 ns on a V100 at 25 GB/s
 _HELD, _READ, _EXCHANGED, _POOLED, _IDS = range(len(LOADS))  # as `LOADS` has them
-_SENT_K = np.array([0, 1 / _FASTER, 1, 1, 4])  # what the loads count for if time is counted in bytes sent
+_SENT_K = np.array([0, 0, 2, 2, 12])  # bytes sent in a step for each load: there and back, ids with statistics of rows
 
 Stack = tuple[Any, ...]  # what segments that share a buffer have in common: see `bind.stack_of`
 
@@ -69,71 +70,68 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """Loads of shards in shares of a device: those of `LOADS`, then for each buffer its bytes; M in all.
+    """Loads of shards in shares of a device: those of `LOADS`, of each buffer its bytes, then ids pooled; M in all.
 
     Attributes:
       demand: whose they are.
       total_K: the loads of all devices together.
       stacks: number of each buffer.
-      room_G: bytes of each buffer that are right for a device: the mean, or those of its largest shard.
+      room_GxL: bytes and ids of each buffer that are right for a device: the mean, or those of its largest shard.
+      uneven_K: loads that are, where owners pool.
     """
 
     demand: Demand
     total_K: np.ndarray
     stacks: dict[Stack, int]
-    room_G: np.ndarray
+    room_GxL: np.ndarray
+    uneven_K: np.ndarray
 
     @functools.cached_property
     def mean_K(self) -> np.ndarray:
-        """Means over devices; 1 where there is nothing."""
+        """Means over devices; 1 where there is nothing. Of ids where owners pool `uneven_K`."""
         mean_K = self.total_K / self.demand.work.devices
+        if self.pools:
+            mean_K[[_READ, _IDS]] = self.uneven_K[[_READ, _IDS]]
         return np.where(mean_K > 0, mean_K, 1.0)
 
     def of_shard(self, cut: Cut, width: int) -> np.ndarray:
         """Returns the loads of one part of the rows of so many columns of a table, float64 [M]."""
         loads_K, stack = self.demand.of_part(cut, width)
-        found_G = np.zeros(len(self.stacks))
-        found_G[self.stacks[stack]] = loads_K[_HELD] / self.room_G[self.stacks[stack]]
-        return np.concatenate([loads_K / self.mean_K, found_G])
+        found_GxL = np.zeros((len(self.stacks), 2))
+        found_GxL[self.stacks[stack]] = loads_K[[_HELD, _IDS]] / self.room_GxL[self.stacks[stack]]
+        found_GxL[:, 1] *= self.demand.pools(cut)
+        return np.concatenate([loads_K / self.mean_K, *found_GxL.T])
 
     @functools.cached_property
     def base_NxM(self) -> np.ndarray:
         """Loads that the devices have before, float64 [N, M]."""
         base_NxG = np.zeros((self.demand.work.devices, len(self.stacks)))
         for stack, bytes_N in self.demand.base_stacks.items():
-            base_NxG[:, self.stacks[stack]] = bytes_N / self.room_G[self.stacks[stack]]
-        return np.concatenate([self.demand.base_NxK / self.mean_K, base_NxG], axis=1)
+            base_NxG[:, self.stacks[stack]] = bytes_N / self.room_GxL[self.stacks[stack], 0]
+        return np.concatenate([self.demand.base_NxK / self.mean_K, base_NxG, np.zeros_like(base_NxG)], axis=1)
 
     def imbalance(self, loads_NxM: np.ndarray) -> float:
-        """The most over the mean of any load, or bytes allocated over those held.
-
-        Where owners pool, ids and bytes read count by their part of the time that an accelerator takes for what is sent
-        and read, since it reads its memory faster than it sends.
-        """
-        loads_NxK, filled_NxG = np.split(loads_NxM, [len(LOADS)], axis=1)
-        if self.pools:
-            costs_K = _SENT_K * self.total_K
-            minor = [_READ, _IDS]
-            loads_NxK = loads_NxK.copy()
-            loads_NxK[:, minor] = 1 + (loads_NxK[:, minor] - 1) * costs_K[minor] / costs_K.sum()
-        return max(float(loads_NxK.max()), self._allocated(filled_NxG))
-
-    def _allocated(self, filled_NxG: np.ndarray) -> float:
-        allocated = self.demand.other_bytes + float((filled_NxG.max(0) * self.room_G).sum())
-        return allocated / float(self.mean_K[_HELD])
+        """The most over the mean of any load, or bytes allocated over those held."""
+        return max(float(loads_NxM[:, : len(LOADS)].max()), self.costs(loads_NxM)[0])
 
     @property
     def pools(self) -> bool:
         """True if pooled vectors are exchanged."""
         return bool(self.total_K[_POOLED])
 
-    def costs(self, loads_NxM: np.ndarray) -> tuple[float, float]:
-        """Returns bytes allocated over those held; and bytes that the fullest devices send, with those that they read.
+    def costs(self, loads_NxM: np.ndarray) -> tuple[float, float, float]:
+        """Returns costs of padding by the fullest devices.
 
-        These count by how much less time they take.
+        These are bytes allocated over those held; bytes that a device sends in a step, about; and those that it could
+        send while owners work on padding: on as many ids for each buffer as its fullest owner has.
         """
-        loads_NxK, filled_NxG = np.split(loads_NxM, [len(LOADS)], axis=1)
-        return self._allocated(filled_NxG), float((loads_NxK.max(0) * self.mean_K * _SENT_K).sum())
+        G = len(self.stacks)
+        loads_NxK, filled_NxG, ids_NxG = np.split(loads_NxM, [len(LOADS), len(LOADS) + G], axis=1)
+        bytes_G, ids_G = self.room_GxL.T
+        allocated = self.demand.other_bytes + float((filled_NxG.max(0) * bytes_G).sum())
+        padding = float((ids_NxG.max(0) * ids_G).sum() - (ids_NxG * ids_G).sum(1).max(initial=0))
+        sent = float((loads_NxK.max(0) * self.mean_K * _SENT_K).sum())
+        return allocated / float(self.mean_K[_HELD]), sent, _ID_BYTES * padding
 
 
 class Demand:
@@ -146,6 +144,8 @@ class Demand:
         base_NxK: np.ndarray,
         base_stacks: dict[Stack, np.ndarray],
         other_bytes: float,
+        fewer: float = 1.0,
+        wider: int = 0,
     ) -> None:
         """Tables to be placed in the presence of others.
 
@@ -155,39 +155,62 @@ class Demand:
           base_NxK: loads by other tables.
           base_stacks: bytes of other tables in buffers that tables to be placed may share, on each device, [N].
           other_bytes: of one device, in all other buffers.
+          fewer: times that vectors have to be fewer bytes than rows to be exchanged, where the kind is left open.
+          wider: columns that a table must have more than for that.
         """
-        self.work, self.exchange = work, exchange
+        self.work, self.exchange, self.fewer, self.wider = work, exchange, fewer, wider
         self.base_NxK, self.base_stacks, self.other_bytes = base_NxK, base_stacks, other_bytes
         self._known: dict[tuple[str, int, int, int], tuple[np.ndarray, Stack]] = {}
 
+    def bytes_sent(self, cut: Cut) -> tuple[float, float]:
+        """Bytes of a device in a step if distinct rows of a table that is cut so travel, and if vectors do."""
+        return self.work.bytes_sent(cut.spec, self.exchange, cut.spec.dim, len(cut.ranges), cut.rows)
+
+    def pooling(self, fewer: float, wider: int) -> Demand:
+        """The same with other bounds for vectors."""
+        return Demand(self.work, self.exchange, self.base_NxK, self.base_stacks, self.other_bytes, fewer, wider)
+
+    def exchange_of(self, cut: Cut) -> Exchange:
+        """The exchange of a table that is cut so; the kind, if that is left open, by the bytes."""
+        if self.exchange.kind != "auto":
+            return self.exchange
+        rows, vectors = self.bytes_sent(cut)
+        pooled = vectors * self.fewer < rows and cut.spec.dim > self.wider and self.work.devices > 1
+        return dataclasses.replace(self.exchange, kind="pooled" if pooled else "rows")
+
     def pools(self, cut: Cut) -> bool:
         """True if a table that is cut so exchanges pooled vectors."""
-        return self.work.resolved(cut.spec, self.exchange, len(cut.ranges), cut.rows).kind == "pooled"
+        return self.exchange_of(cut).kind == "pooled"
 
     def of_part(self, cut: Cut, width: int) -> tuple[np.ndarray, Stack]:
         """Loads of one part of the rows of so many columns of a table, [K], and what shares a buffer with them."""
         spec = cut.spec
         key = spec.name, width, len(cut.ranges), cut.rows
         if key not in self._known:
-            exchange = self.work.resolved(spec, self.exchange, len(cut.ranges), cut.rows)
+            exchange = self.exchange_of(cut)
             loads_K = self.work.of_columns(spec, width, exchange, parts=cut.rows)
             self._known[key] = loads_K, stack_of(spec, width, exchange)
         return self._known[key]
 
     def shares(self, cuts: Sequence[Cut], spare: float = 0.0) -> Shares:
         """Returns a device's share if tables are cut so; of a buffer at least `spare` of all bytes held."""
-        total_K = self.base_NxK.sum(0)
-        bytes_of = {stack: float(bytes_N.sum()) for stack, bytes_N in self.base_stacks.items()}
-        largest = {stack: float(bytes_N.max()) for stack, bytes_N in self.base_stacks.items()}
+        total_K, largest_K = self.base_NxK.sum(0), np.zeros(len(LOADS))
+        of_stack = {s: np.array([[x.sum(), x.max()], [0, 0]]) for s, x in self.base_stacks.items()}  # bytes, ids
         for cut in cuts:
             for width, count in cut.widths.items():
                 loads_K, stack = self.of_part(cut, width)
                 total_K = total_K + count * cut.rows * loads_K
-                bytes_of[stack] = bytes_of.get(stack, 0.0) + count * cut.rows * float(loads_K[_HELD])
-                largest[stack] = max(largest.get(stack, 0.0), float(loads_K[_HELD]))
-        mean_G = np.array(list(bytes_of.values())) / self.work.devices
-        least = total_K[_HELD] / self.work.devices * spare if spare else np.array(list(largest.values()))
-        return Shares(self, total_K, {stack: n for n, stack in enumerate(bytes_of)}, np.maximum(mean_G, least))
+                largest_K = np.maximum(largest_K, loads_K)
+                own_L = loads_K[[_HELD, _IDS]] * [1, self.pools(cut)]
+                sums_L, most_L = of_stack.get(stack, np.zeros((2, 2))).T
+                of_stack[stack] = np.stack([sums_L + count * cut.rows * own_L, np.maximum(most_L, own_L)], axis=1)
+        mean_K = total_K / self.work.devices
+        sums_GxL, most_GxL = np.moveaxis(np.reshape([*of_stack.values()], (len(of_stack), 2, 2)), 2, 0)
+        if spare:
+            most_GxL[:, 0] = mean_K[_HELD] * spare
+        room_GxL = np.maximum(np.maximum(sums_GxL / self.work.devices, most_GxL), 1e-9)
+        uneven_K = LISTED * mean_K if spare else np.maximum(mean_K, largest_K)
+        return Shares(self, total_K, {stack: n for n, stack in enumerate(of_stack)}, room_GxL, uneven_K)
 
 
 def cut_width(cuts: Sequence[Cut], demand: Demand) -> int:
@@ -217,6 +240,25 @@ def narrowest(cuts: Sequence[Cut], devices: int) -> int:
     return max(NARROWEST, math.ceil(values / (MAX_ROWS / 2)))
 
 
+def cut_to(cut: Cut, width: float) -> Cut:
+    """The cut in ranges of so many columns, where it has more and what remains is not too narrow."""
+    return dataclasses.replace(cut, width=int(width), why="one width for all") if _divisible(cut, width) else cut
+
+
+def _divisible(cut: Cut, width: float) -> bool:
+    rest = cut.spec.dim % width
+    free = cut.spec.placement is None
+    return free and cut.width == cut.spec.dim > width and (rest == 0 or rest >= NARROWEST)
+
+
+def spread(cut: Cut, devices: int) -> Cut:
+    """The cut in as many parts of rows as there are devices for each of its ranges."""
+    if cut.spec.placement is not None:
+        return cut
+    rows = max(1, min(devices // len(cut.ranges), cut.spec.rows))
+    return dataclasses.replace(cut, rows=rows, why="rows of equal lists")
+
+
 def cut_all(cuts: Sequence[Cut], demand: Demand, width: int, most: float) -> Sequence[Cut]:
     """The cuts, finer where a shard has more than `most` of a device's share of anything.
 
@@ -241,18 +283,17 @@ def _split(cut: Cut, shares: Shares, most: float, width: int) -> Cut:
     everywhere = min(shares.demand.work.devices, cut.spec.rows)
     if cut.rows == everywhere or cut.spec.placement is not None:
         return cut
-    rest = cut.spec.dim % width
-    divisible = cut.width == cut.spec.dim > width and (rest == 0 or rest >= NARROWEST)
+    divisible = _divisible(cut, width)
     excess, why, ids = 0.0, "", 0.0
     for columns in cut.widths:
         loads_K, stack = shares.demand.of_part(cut, columns)
         shares_K = loads_K / shares.mean_K
         if shares.demand.pools(cut):
-            shares_K[_IDS] = 0
-        if shares.demand.pools(cut) and not divisible:  # each part of the rows would send as many vectors
-            shares_K[[_READ, _POOLED]] = 0
+            shares_K[_READ] = 0
+            if not divisible:  # each part of the rows would send as many vectors
+                shares_K[_POOLED] = 0
         worst, ids = int(shares_K.argmax()), float(shares_K[_IDS])
-        in_buffer = float(loads_K[_HELD]) / float(shares.room_G[shares.stacks[stack]])
+        in_buffer = float(loads_K[_HELD]) / float(shares.room_GxL[shares.stacks[stack], 0])
         if in_buffer > max(excess, float(shares_K[worst])):
             excess, why = in_buffer, f"{in_buffer:.2f} of a device's part of a buffer of {columns} columns"
         elif shares_K[worst] > excess:

@@ -53,21 +53,6 @@ class Workload:
     groups_agree: bool = True
     all_hosts: int = 1
 
-    def resolved(self, spec: TableSpec, exchange: Exchange, ranges: int = 1, parts: int = 1) -> Exchange:
-        """The exchange of a table that is cut so; of the kinds, if that is left open, the one of fewer bytes.
-
-        Args:
-          spec: the table.
-          exchange: as the config has it.
-          ranges: of columns.
-          parts: of rows.
-        """
-        if exchange.kind != "auto":
-            return exchange
-        rows, vectors = self.bytes_sent(spec, exchange, spec.dim, ranges, parts)
-        fewer_vectors = vectors < rows and self.devices > 1
-        return dataclasses.replace(exchange, kind="pooled" if fewer_vectors else "rows")
-
     def bytes_sent(
         self,
         spec: TableSpec,

@@ -3,8 +3,8 @@
 The search has no clock and no chance in it: equal arguments give equal plans, in every process.
 
   1. Assignments by two thresholds: tables below so many bytes are copied; of the others those pool whose pooled vectors
-     are so many times fewer bytes than distinct rows. The plain rule's assignment is one of them. Each also with all
-     tables whole that pool.
+     are so many times fewer bytes than distinct rows, or the wide ones of these. The plain rule's assignment is one of
+     them. Each also with all tables whole that pool.
   2. From the best, tables (those that are alike together, the ones with most to send first) go another way if the step
      is then predicted to be shorter.
   3. The best few become plans, whose exact sizes are predicted again; or whose steps are compiled, and predicted from
@@ -30,6 +30,7 @@ from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 from recjax.planning.assign import WAYS, Assignment, Demand, Way, as_plan, sizes
 from recjax.planning.costs import Costs
+from recjax.planning.cuts import NARROWEST
 from recjax.planning.predict import DEVICES, Prediction, predict
 from recjax.planning.question import Answer, Question
 from recjax.planning.sketch import sketch
@@ -39,7 +40,7 @@ from recjax.tiers.caches import with_caches
 BAND = 0.05  # of a step's time: within it plans are equal
 _HIDDEN = 0.05
 _COPIED_BYTES = (0, 2**14, AUTO_REPLICATE_BYTES, 2**18, 2**20, 2**22, 2**24)
-_FEWER = (math.inf, 4.0, 2.0, 1.0, 0.5, 0.0)  # times by which vectors are fewer bytes than rows
+_FEWER = (math.inf, 8.0, 4.0, 2.0, 1.0, 0.0)  # times by which vectors are fewer bytes than rows
 _MOVED_CLASSES = 32  # of tables that are alike, for which other ways are tried one by one
 _FINALISTS = 4
 BUCKETS_MIB = (0.0, 1.0, 4.0, 16.0, 64.0)
@@ -138,9 +139,13 @@ def by_thresholds(demand: Demand) -> Iterator[Assignment]:
     for table in demand.tables:
         rows, vectors = demand.work.bytes_sent(table, demand.exchange, table.dim)
         fewer[table.name] = rows / vectors if vectors else math.inf
+    wide = {table.name for table in demand.tables if table.dim > NARROWEST}
     for copied in _COPIED_BYTES:
         for least in _FEWER:
-            yield _ways(demand, copied, {name for name, times in fewer.items() if times > least})
+            pooled = {name for name, times in fewer.items() if times > least}
+            yield _ways(demand, copied, pooled)
+            if pooled - wide and pooled & wide:  # which share one buffer and one list of ids
+                yield _ways(demand, copied, pooled & wide)
 
 
 def classes(demand: Demand) -> list[list[TableSpec]]:

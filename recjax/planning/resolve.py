@@ -126,8 +126,12 @@ def resolve(
         if config.plan == "balanced"
         else make_plan(config.plan, tables, exchange)
     )
-    if exchange.kind == "auto" and not is_file(config.plan) and devices > 1 and may_pool(plan, tables, features):
-        plan = choose_kinds(plan, tables, features, work())
+    left = tables
+    if config.plan == "balanced":  # which has chosen, but for tables of which some features may exchange rows
+        pooling = [t for t in tables if plan.tables[t.name][0].exchange.kind == "pooled"]
+        left = tuple(t for t in pooling if len(work().profile.tables[t.name].features) > 1)
+    if exchange.kind == "auto" and not is_file(config.plan) and devices > 1 and may_pool(plan, left, features):
+        plan = choose_kinds(plan, left, features, work())
     return add_hot_rows(plan, config, source, tables, features, shape)
 
 

@@ -194,13 +194,19 @@ class StepSizes:
     @property
     def spread_bytes(self) -> float:
         """Bytes of the buffers and slots that a device allocates for rows that are spread over devices."""
-        own = sum(g.buffer.bytes for v in self.vectors for g in v.groups)
-        return own + sum(g.buffer.bytes for g in self.rows)
+        owned = {g.buffer for v in self.vectors for g in v.groups}  # of which rows may travel, too
+        return sum(buffer.bytes for buffer in owned.union(g.buffer for g in self.rows))
 
     @property
     def copied_bytes(self) -> float:
         """The same for tables that every device holds alike."""
         return sum(g.buffer.bytes for g in self.copies)
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes of the collectives of a step by which rows and pooled vectors travel, with padding."""
+        told = [part.events for part in self.rows] + [part.events for part in self.vectors]
+        return sum(event.padded_bytes for events in told for event in events)
 
     @property
     def lists(self) -> list[float]:

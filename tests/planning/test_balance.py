@@ -103,14 +103,14 @@ def test_whole_tables_where_they_fit() -> None:
     owners = [where(plan, f"t{n}") for n in range(4)]
     assert sorted(o[0][2] for o in owners) == [0, 0, 1, 1]
     assert {loads[key]["imbalance"] for key in LOADS} == {1.0}
-    assert plan.tables["t0"][0].why == "balanced (largest differencing): whole"
+    assert plan.tables["t0"][0].why == "balanced: whole"
 
 
 def test_a_large_table_is_split_by_columns() -> None:
     """It has 1.5 of a device's bytes and few ids, so that two halves of its columns go to different devices."""
     plan, _ = made((60_000, 64, 0.1), (20_000, 64, 3), devices=2)
     assert sorted(where(plan, "t0")) == [("table_wise", (0, 32), 0), ("table_wise", (32, 64), 1)]
-    assert plan.tables["t0"][0].why.startswith("balanced (")
+    assert plan.tables["t0"][0].why.startswith("balanced: ")
     assert "1.50 of a device's bytes held, so split into 2 ranges of columns" in plan.tables["t0"][0].why
 
 

@@ -18,7 +18,9 @@ from recjax.embedding.plan_report import describe_plan
 from recjax.planning.balance import GOOD_ENOUGH
 from recjax.planning.loads import LOADS, describe_loads
 from recjax.planning.resolve import resolve, workload
+from recjax.planning.step_sizes import of_plan
 from recjax.train.table_specs import specs
+from recjax.utils.phases import Phase
 
 pytestmark = pytest.mark.full
 
@@ -49,20 +51,25 @@ def test_a_thousand_tables_on_128_devices() -> None:
 
 
 def test_a_thousand_tables_whose_vectors_are_pooled() -> None:
-    """Meta's model A: 163 MiB of useful vectors a device if all were pooled; at most 205 with padding."""
+    """Meta's model A: 163 MiB of useful vectors a device if all were pooled; owners work on few ids in vain.
+
+    What they work on are the lists of each buffer in which tables pool, as long as its fullest owner's.
+    """
     plan, loads, _ = balanced("bench_model_a", 128)
-    assert sum(s[0].exchange.kind == "pooled" for s in plan.tables.values()) > 500
+    assert sum(s[0].exchange.kind == "pooled" for s in plan.tables.values()) > 400
     assert max(loads[key]["imbalance"] for key in ("held_bytes", "read_bytes", "allocated_bytes")) <= 1.10
     assert padded_mib(plan, "bench_model_a", 128) <= 205
+    assert listed_over_mean(plan, "bench_model_a", 128) <= 2
 
 
-@pytest.mark.parametrize(("devices", "most"), [(8, 110), (16, 60), (64, 16)])
-def test_mlperfs_tables_whose_vectors_are_pooled(devices: int, most: float) -> None:
+@pytest.mark.parametrize(("devices", "most", "with_rows"), [(8, 110, 85), (16, 30, 45), (64, 8, 17)])
+def test_mlperfs_tables_whose_vectors_are_pooled(devices: int, most: float, with_rows: float) -> None:
     """Rows alone are 272 MiB on 8 devices and 54 on 64."""
     preset = ("bench_mlperf_dcnv2", "data.scale=1", "train.batch_size=65536")
     plan, loads, _ = balanced(preset[0], devices, *preset[1:])
     assert 0 < padded_mib(plan, preset[0], devices, *preset[1:]) <= most
     assert loads["allocated_bytes"]["imbalance"] <= 1.2
+    assert forward_mib(plan, preset[0], devices, *preset[1:]) <= with_rows
 
 
 def test_columns_are_split_where_parts_of_rows_would_send_more() -> None:
@@ -84,6 +91,39 @@ def test_columns_are_split_where_parts_of_rows_would_send_more() -> None:
                 by_rows = s.exchange.kind == "rows"
                 sent[kind] += distinct * (4 + row) if by_rows else 5120 * 4 + vectors * row
     assert sent["rows"] >= 2.5 * sent["auto"]
+
+
+def forward_mib(plan: Plan, preset: str, devices: int, *overrides: str) -> float:
+    """MiB of rows and pooled vectors that a device sends to others for a forward pass, as exchanges tell it."""
+    config = presets.load(preset, [*overrides, f"mesh.devices={devices}"])
+    source = config.data.open()
+    tables, features = specs(config, source.schema)
+    sizes = of_plan(
+        bind(plan, tables, features, devices), workload(config, source, tables, features, config.mesh.shape)
+    )
+    told = [part.events for part in sizes.rows] + [part.events for part in sizes.vectors]
+    sent = sum(
+        e.padded_bytes for events in told for e in events if e.phase in (Phase.ROW_EXCHANGE, Phase.POOLED_EXCHANGE)
+    )
+    return sent * (devices - 1) / devices / 2**20
+
+
+def listed_over_mean(plan: Plan, preset: str, devices: int) -> float:
+    """Ids of pooled tables of the fullest owner of each width that pools, added up, over the mean of an owner."""
+    config = presets.load(preset)
+    tables, features = specs(config, config.data.open().schema)
+    ids = {f.table: float(f.bag or 0) for f in features}  # one feature a table
+    assert all(ids.values()) and len(ids) == len(tables)
+    ids_of: dict[tuple[int, bool], list[float]] = {}
+    for table in tables:
+        for s in plan.tables[table.name]:
+            if s.exchange.kind == "pooled":
+                first, last = s.column_range(table.dim)
+                buffer = ids_of.setdefault((last - first, last - first < table.dim), [0.0] * devices)
+                owners = [s.owners] if isinstance(s.owners, int) else range(devices) if s.owners == "all" else s.owners
+                for owner in owners:
+                    buffer[owner] += ids[table.name] / len(owners)
+    return sum(map(max, ids_of.values())) / sum(sum(buffer) / devices for buffer in ids_of.values())
 
 
 def padded_mib(plan: Plan, preset: str, devices: int, *overrides: str) -> float:
