@@ -24,7 +24,7 @@ from recjax.embedding.dynamic.tables import dynamic_tables
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing import capacity, device
 from recjax.embedding.routing.capacity import CapacityLadder, Kinds
-from recjax.embedding.routing.host import samples_of
+from recjax.embedding.routing.host import deal_rows, samples_of
 from recjax.embedding.routing.ordered import OrderedStage, SlotLookup
 from recjax.errors import ConfigError
 from recjax.parallel import watchdog
@@ -244,6 +244,7 @@ class InputStreams:
     dtype: Any
     maps: Maps | None
     chosen: Answer | None
+    options: Any
     resident: ResidentRows | None
 
     @functools.cached_property
@@ -437,14 +438,22 @@ class InputStreams:
                 return packed
             if self.item_keys is not None:
                 batch = self.item_keys.with_drawn(batch, trains)
-            if not self.gives_rows:
-                routed = self.router.route(batch, batch_size, parts)
-                return InFlight(batch, list_named(self.bound, routed) if self.bound.cached else routed)
-            ids = self.require_host(host).ids
-            assert ids is not None
-            rows, admission = ids.advance(batch) if trains else (ids.find(batch), None)
+            rows, admission = batch, None
+            if self.gives_rows:
+                ids = self.require_host(host).ids
+                assert ids is not None
+                rows, admission = ids.advance(batch) if trains else (ids.find(batch), None)
+            if trains and self.deals_rows:
+                rows = deal_rows(rows, self.router.bound, batch_size, parts, self.router.share)
             routed = self.router.route(rows, batch_size, parts)
-            return InFlight(batch, dataclasses.replace(routed, admission=admission))
+            if self.gives_rows:
+                return InFlight(batch, dataclasses.replace(routed, admission=admission))
+            return InFlight(rows, list_named(self.bound, routed) if self.bound.cached else routed)
+
+    @property
+    def deals_rows(self) -> bool:
+        """True if a sample may go to any device: neither its number nor its replica group means anything."""
+        return self.item_keys is None and not self.options.per_sample and not self.bound.independent
 
     def stages(self, host: HostState = EMPTY) -> tuple[OrderedStage, ...]:
         """Returns new ordered stages for an input stream; `host` as for `train_inputs`."""

@@ -189,6 +189,8 @@ def test_a_history_is_routed_once_for_all_candidates() -> None:
     for problem, given in ((together, batch), (apart, row_by_row(batch))):
         trainer = trainer_of(problem, 2, "row_wise")
         routed = trainer.route(given, given.size).routed
-        counts.append(sum(routed.inverse[source.name].size for group in trainer.bound.listing for source in group.sources))
+        counts.append(
+            sum(routed.inverse[source.name].size for group in trainer.bound.listing for source in group.sources)
+        )
     assert counts == [size * (1 + 2 * 100 + 2 * 50), size * 50 * (1 + 2 * 100 + 2)]
     assert counts[1] > 5 * counts[0]

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from recjax.data.batch import Bags, Batch
+from recjax.data.source import take
 from recjax.embedding.bands import Lookup, Source
 from recjax.embedding.layout import ACROSS, PAIRS, SUMMED, BoundPlan, Group
 from recjax.embedding.routing import capacity
@@ -146,21 +147,52 @@ def local_samples(batch_size: int, devices: int, parts: int) -> int:
     return parts * -(-batch_size // (devices * parts))
 
 
-def jagged_sizes(batch: Batch, bound: BoundPlan, samples: int) -> dict[str, int]:
-    """The least capacities for jagged features: the most ids, and pairs of elements, of `samples` samples of a part."""
-    sizes: dict[str, int] = {}
-    starts = np.arange(0, batch.size, samples)
+def deal_rows(batch: Batch, bound: BoundPlan, batch_size: int, parts: int, share: Share) -> Batch:
+    """The samples of a batch in an order in which all parts of the devices have about as many ids of jagged features.
+
+    A batch is one sum, so that its order is free; arrays are as long as the fullest part needs. Samples are dealt from
+    the longest to the shortest, to each part one, forwards and backwards in turn.
+
+    Args:
+      batch: as for `route_on_host`, as are the others.
+      bound: whose lookups count; of elements that meet others so do the pairs.
+      batch_size: B.
+      parts: of a device.
+      share: the devices.
+    """
+    s, P = local_samples(batch_size, share.total, parts) // parts, share.count * parts
+    counts = [np.asarray(n, np.float64) for n in _jagged_counts(batch, bound).values()]
+    if P == 1 or not batch.size or not counts:
+        return batch
+    long_B = sum(n / max(1.0, float(n.sum())) for n in counts)
+    there_sxP = np.arange(P)[None] * s + np.arange(s)[:, None] < batch.size
+    dealt_sxP = np.tile(np.arange(P), (s, 1))
+    dealt_sxP[1::2] = dealt_sxP[1::2, ::-1]
+    there_sxP[1::2] = there_sxP[1::2, ::-1]
+    part_B = np.empty(batch.size, np.int64)
+    part_B[np.argsort(-long_B, kind="stable")] = dealt_sxP[there_sxP]
+    return take(batch, np.argsort(part_B, kind="stable"))
+
+
+def _jagged_counts(batch: Batch, bound: BoundPlan) -> dict[str, np.ndarray]:
+    """The ids of each sample by jagged lookup, and the pairs of its elements: int64 [B] by the name of a capacity."""
+    counts = {}
     for lookup in bound.lookups:
         lengths_B = batch.bags[lookup.spec.reads].lengths
         if lengths_B is not None:
-            counts = {"": lengths_B.astype(np.int64)}
+            counts[lookup.name] = lengths_B.astype(np.int64)
             if lookup.spec.beside:
                 others_B = batch.bags[lookup.spec.beside].lengths
                 assert others_B is not None  # both are jagged: see `FeatureSpec.beside`
-                counts[PAIRS] = counts[""] * others_B
-            sizes |= {lookup.name + end: _largest(np.add.reduceat(n, starts)) for end, n in counts.items() if len(n)}
-            sizes |= {lookup.name + end: 0 for end, n in counts.items() if not len(n)}
-    return sizes
+                counts[lookup.name + PAIRS] = counts[lookup.name] * others_B
+    return counts
+
+
+def jagged_sizes(batch: Batch, bound: BoundPlan, samples: int) -> dict[str, int]:
+    """The least capacities for jagged features: the most ids, and pairs of elements, of `samples` samples of a part."""
+    starts = np.arange(0, batch.size, samples)
+    counts = _jagged_counts(batch, bound)
+    return {name: _largest(np.add.reduceat(n, starts)) if len(n) else 0 for name, n in counts.items()}
 
 
 def pack(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtype: Any = np.float32) -> Routing:
