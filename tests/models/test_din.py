@@ -11,6 +11,7 @@ from support.problems import by_row
 from support.processes import assert_equal, train_together
 
 import recjax
+from recjax.data.storage.blocks import open_prepared
 from recjax.errors import ConfigError
 from recjax.serving.service import Service, ServiceConfig
 from recjax.train.build import build_trainer
@@ -155,3 +156,25 @@ def test_two_processes_give_the_numbers_of_one(log, tmp_path):
     for processes in (1, 2):
         train_together(processes, tmp_path / f"by {processes}", "din", settings)
     assert_equal(tmp_path / "by 1", tmp_path / "by 2", 1e-9)
+
+
+def test_a_run_goes_on_with_later_events_whose_histories_reach_back(tmp_path):
+    """`since`: earlier events of the log are in histories alone; new items get rows after the known ones."""
+    events = {"u": [1, 2, 1, 2, 1, 1], "i": [5, 6, 6, 5, 7, 5], "t": [1.0, 2, 3, 4, 5, 6], "y": [0, 1, 1, 0, 1, 0]}
+    first, whole = (
+        tables.write(pa.table({k: v[:n] for k, v in events.items()}), tmp_path / f"{n}.parquet") for n in (4, 6)
+    )
+    settings = ["data.user=u", "data.item=i", "data.time=t", "data.label=y", "data.ages=0", "data.split=time:1,0,0"]
+    more = ["embedding.dim=4", "mesh.devices=1", "mesh.platform=cpu", "train.epochs=1", "train.batch_size=2"]
+    recjax.fit(recjax.load("din", [f"data.from={first}", *settings, *more]), tmp_path / "run")
+    asked = [text.removeprefix("data.") for text in settings]
+    kept = [f"base={tmp_path / 'run'}", "base_values=keep", "since=5"]
+    done = inside("data", "prepare", "sequences", "--from", whole, "--out", tmp_path / "later", *asked, *kept)
+    assert done.status == 0, done.err
+    block = open_prepared(tmp_path / "later").read("train", 0)
+    assert block.bags["history.i"].lengths.tolist() == [2, 3]
+    old, new = block.bags["history.i"].ids[[0, 4]]  # of items 5 and 7
+    assert block.bags["i"].ids[:, 0].tolist() == [new, old] and new == 3
+    done = inside("train", tmp_path / "run", "--more", tmp_path / "later")
+    assert done.status == 0, done.err
+    assert json.loads((tmp_path / "run/summary.json").read_text())["steps"] > 2

@@ -46,6 +46,8 @@ class Sequences(Table):
     # event: a row for each event that trains. user: a row for as many as max_length, the events before the last of them
     # being its history. Events that validate or test have a row each. auto: event if there is a label, else user
     rows: Literal["auto", "event", "user"] = "auto"
+    # Time, as the log has it, from which on events have rows; those before it are in histories alone. Empty: all have
+    since: str = ""
 
     def __post_init__(self) -> None:
         if self.split.partition(":")[0] not in ("", "last", "time"):
@@ -57,11 +59,10 @@ class Sequences(Table):
         check_ranges(self, max_length=(1, 2**20), ages=(0, 10_000))
         if self.ages == 1:
             raise ConfigError("ages is 1: one bucket tells nothing of an age. Give 2 or more, or 0 to leave ages out.")
-        if self.apart or self.base:
-            option = self.apart[0] if self.apart else "base"
+        if self.apart:
             raise ConfigError(
-                f"{option} does not go with sequences: a history goes from events that train to those that test. Put "
-                "all events into one log, and split it by time or by the last ones of each user."
+                f"{self.apart[0]} does not go with sequences: a history goes from events that train to those that test. "
+                "Put all events into one log, and split it by time or by the last ones of each user."
             )
         if self.group or self.split_column:
             raise ConfigError(
@@ -118,6 +119,7 @@ class _Log:
       times_n: float64.
       start_n: int64, place of the first event of each one's user.
       split_n: uint8, index into SPLITS.
+      since: time from which on events have rows.
     """
 
     events: Any
@@ -125,6 +127,7 @@ class _Log:
     times_n: np.ndarray
     start_n: np.ndarray
     split_n: np.ndarray
+    since: float
 
     @classmethod
     def read(cls, config: Sequences, files: Sequence[TableFile]) -> _Log:
@@ -159,7 +162,13 @@ class _Log:
         first_n = np.r_[True, user_n[1:] != user_n[:-1]]
         start_n = np.maximum.accumulate(np.where(first_n, np.arange(row), 0))
         events = pa.table(pieces.joined(whole)).take(pa.array(order_n))
-        return cls(events.combine_chunks(), user_n, times_n[order_n], start_n, split_n[order_n])
+        times_n = times_n[order_n]
+        since = -np.inf
+        if config.since:
+            since = float(splitter.times_of(convert.plain(pa.array([config.since])), lambda _: "since")[0])
+            if not (times_n >= since).any():
+                raise DataError(f"since={config.since}: no event of {files[0]} is as late. Give an earlier time.")
+        return cls(events.combine_chunks(), user_n, times_n, start_n, split_n[order_n], since)
 
     def targets(self, config: Sequences) -> np.ndarray:
         """Places of the events that have a row, in the order of time: int64."""
@@ -174,7 +183,7 @@ class _Log:
             back_n = after_n - np.r_[after_n, 0][end_n] - 1  # 0 at the last one that trains
             told_n = (place_n > self.start_n) | (back_n == 0)  # one without a history, only if it is all there is
             chosen_n = ~train_n | ((back_n % config.max_length == 0) & told_n)
-        chosen = place_n[chosen_n]
+        chosen = place_n[chosen_n & (self.times_n >= self.since)]
         return chosen[np.argsort(self.times_n[chosen], kind="stable")]
 
     def rows(self, config: Sequences, targets: np.ndarray) -> Any:
