@@ -61,8 +61,8 @@ class Sequences(Table):
             raise ConfigError("ages is 1: one bucket tells nothing of an age. Give 2 or more, or 0 to leave ages out.")
         if self.apart:
             raise ConfigError(
-                f"{self.apart[0]} does not go with sequences: a history goes from events that train to those that test. "
-                "Put all events into one log, and split it by time or by the last ones of each user."
+                f"{self.apart[0]} does not go with sequences: a history goes from events that train to those that "
+                "test. Put all events into one log, and split it by time or by the last ones of each user."
             )
         if self.group or self.split_column:
             raise ConfigError(
