@@ -1,1 +1,1 @@
-"""Embedding tables in parallel: specs, plan, routing, lookup, exact sparse updates, and the dense oracle."""
+"""Embedding tables in parallel: specs, plan, routing, lookup and exact sparse updates."""

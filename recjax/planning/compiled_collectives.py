@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from recjax.utils.hlo import Array, bodies
+from recjax.utils.hlo import Array
 from recjax.utils.phases import PHASES
 
 KINDS = (
@@ -84,43 +84,6 @@ def collectives(hlo: str | None) -> list[Collective]:
         elif collective is not None:
             found.append((number, collective))
     return [collective for _, collective in sorted(found, key=lambda one: one[0])]
-
-
-def dependencies(hlo: str) -> dict[str, tuple[str, ...]]:
-    """For each collective of a program those that it waits for, without those that follow from others.
-
-    A collective within a loop or a called computation is taken for the operation that calls it.
-
-    Args:
-      hlo: text of an optimised program, as for `collectives`.
-
-    Returns:
-      Name -> names, in the order of the text.
-    """
-    order = {c.name: place for place, c in enumerate(collectives(hlo))}
-    computations, first = bodies(hlo)
-    inside = {computation: [line.name for line in lines] for computation, lines in computations.items()}
-    refers = {line.name: line.names(metadata=False) for lines in computations.values() for line in lines}
-
-    def called(name: str, seen: frozenset[str] = frozenset()) -> list[str]:
-        """Collectives within what an instruction calls."""
-        own = [name] if name in order else []
-        for other in refers.get(name, ()):
-            if other in inside and other not in seen:
-                own += [c for member in inside[other] for c in called(member, seen | {other})]
-        return own
-
-    reach: dict[str, frozenset[str]] = {}  # instruction -> all collectives that are done once its result is there
-    found: dict[str, tuple[str, ...]] = {}
-    for name in inside.get(first, ()):  # in the text an instruction comes after its operands
-        waits = frozenset(c for other in refers[name] for c in reach.get(other, ()))
-        own = frozenset(called(name))
-        for collective in own:
-            implied = frozenset(c for other in waits for c in reach[other] if c != other)
-            found[collective] = tuple(sorted(waits - implied, key=order.__getitem__))
-            reach[collective] = waits | {collective}
-        reach[name] = waits | own
-    return found
 
 
 def _fusions(lines: Iterable[str]) -> dict[str, list[tuple[int, str]]]:

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from support import dense_reference as reference
 
-from recjax.embedding import reference
 from recjax.embedding.optim import Adagrad, Adam, Ftrl, OptimizerContext, PartialRowWiseAdam, RowWiseAdagrad, Sgd
 from recjax.errors import ConfigError
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.dense_reference import bag_matrix, clip, sequence_matrices, touched_rows, update
 
 from recjax.data.batch import Bags
 from recjax.embedding.optim import Adagrad, Adam, Ftrl, PartialRowWiseAdam, RowWiseAdagrad, Rule, Sgd
-from recjax.embedding.reference import bag_matrix, clip, sequence_matrices, touched_rows, update
 
 FIXED = Bags(np.array([[1, 2], [0, 0]]))
 JAGGED = Bags(np.array([3, 1, 3, 0]), np.array([3, 0, 1], np.int32))

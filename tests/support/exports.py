@@ -7,12 +7,12 @@ import numpy as np
 
 import recjax
 from recjax.data.pipeline import batches
-from recjax.embedding.reference import bag_matrix
 from recjax.serving import loader
 from recjax.serving.export import write
 from recjax.train.build import build_trainer
 from recjax.train.module import ModuleDef
 from recjax.train.table_specs import specs
+from support.dense_reference import bag_matrix
 
 BAGS = ("data.rows=30,20,25,9", "data.ids_per_bag=1,0,3,0", "data.weighted=false,true,true,false", "data.dense=3")
 ROWS = ("data.train_rows=64", "data.validation_rows=32", "data.test_rows=50")

@@ -21,7 +21,6 @@ from recjax.config.train import DenseSharding, TrainConfig
 from recjax.data.batch import Batch, Feature, Schema
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource
-from recjax.embedding import reference
 from recjax.embedding.bind import bind, in_lines
 from recjax.embedding.buffers import initial_rows
 from recjax.embedding.elements import Elements
@@ -44,6 +43,7 @@ from recjax.train.table_specs import dims, specs
 from recjax.train.tasks import Tasks
 from recjax.train.trainer import Trainer
 from recjax.utils.lazy_arrays import load
+from support import dense_reference as reference
 
 # Those that differ on a mesh of one host, where a table-row-wise table or one in a grid is bound as a row-wise one.
 ON_ONE_HOST = tuple(p for p in PLACEMENTS if p not in ("table_row_wise", "grid"))

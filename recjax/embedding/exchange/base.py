@@ -205,8 +205,8 @@ class GroupExchange(abc.ABC):
           ok: bool [], whether the global step is finite.
         """
         with jax.named_scope(Phase.SPARSE_UPDATE):
-            if self.group.optimizer.every_row:
-                return self.write_all(table_RxW, slots_R, proposed, context, jnp.broadcast_to(ok, self.group.rows))
+            if (changed_R := self.changed_rows(gradient, ok)) is not None:
+                return self.write_all(table_RxW, slots_R, proposed, context, changed_R)
             touched = gradient.touched
             # A step that is not ok aims every write past the end, which changes nothing and stays in place.
             target_M = jnp.where(ok, touched, self.group.rows + jnp.arange(touched.shape[0], dtype=jnp.int32))
@@ -223,6 +223,10 @@ class GroupExchange(abc.ABC):
     def row_mean(self, x_UxW: jax.Array) -> jax.Array:
         """Means over whole rows, [U], of something that this device may hold only some columns of."""
         return jnp.mean(x_UxW, axis=-1)
+
+    def changed_rows(self, gradient: SparseGradient, ok: jax.Array) -> jax.Array | None:
+        """Returns a mask of the rows that a step changes, bool [R], if all pass through the optimizer; else None."""
+        return jnp.broadcast_to(ok, self.group.rows) if self.group.optimizer.every_row else None
 
     def touched_slots(self, gradient: SparseGradient) -> jax.Array:
         """Returns the slot of each row of a gradient's sums, int32."""

@@ -118,21 +118,10 @@ class ReplicatedExchange(CopyExchange):
         """Like `GroupExchange.updated_part`: all of it."""
         return x
 
-    def write(
-        self,
-        table_RxW: jax.Array,
-        slots_R: Slots,
-        gradient: SparseGradient,
-        context: UpdateContext,
-        proposed: Proposed,
-        ok: jax.Array,
-    ) -> tuple[jax.Array, Slots]:
-        """Like `GroupExchange.write`: all rows, those that are not touched with the values that they had."""
-        with jax.named_scope(Phase.SPARSE_UPDATE):
-            changed_R = gradient.touched & ok
-            if self.group.optimizer.every_row:
-                changed_R = jnp.broadcast_to(ok, self.group.rows)
-            return self.write_all(table_RxW, slots_R, proposed, context, changed_R)
+    def changed_rows(self, gradient: SparseGradient, ok: jax.Array) -> jax.Array | None:
+        """Like `GroupExchange.changed_rows`: those that are touched, unless all are."""
+        every = super().changed_rows(gradient, ok)
+        return gradient.touched & ok if every is None else every
 
     def numbers_of_asked(self, gradient: SparseGradient, residuals: FetchResiduals, numbers_U: jax.Array) -> jax.Array:
         """Like `GroupExchange.numbers_of_asked`."""

@@ -32,7 +32,7 @@ from recjax.lab.formats.trace import ITEM_BYTES, JOINED, Event, Trace, checked
 from recjax.lab.replay import profile
 from recjax.lab.trace.times import Timeline
 from recjax.parallel import distributed
-from recjax.planning.compiled_collectives import Collective, collectives, dependencies, members
+from recjax.planning.compiled_collectives import Collective, collectives, members
 from recjax.planning.costs import Costs
 from recjax.planning.graph import read_graph
 from recjax.planning.machine import Machine
@@ -44,6 +44,7 @@ from recjax.train.compile_only import abstract_inputs, abstract_state, compile_s
 from recjax.train.routers import InFlight, place_all
 from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer
+from recjax.utils.hlo import bodies
 
 Timelines = dict[tuple[int, int], tuple[profile.Span, ...]]  # (rank, step) -> what ran
 UNTIMED = 3  # steps before the first one that is recorded: they compile, and fill the pipeline
@@ -266,6 +267,43 @@ def compiled_text(trainer: Trainer, capacities: dict[str, int]) -> str:
     """The text of the training step as it runs with these capacities."""
     lowered = trainer.step_program.lower(abstract_state(trainer), abstract_inputs(trainer, capacities))
     return lowered.compile().as_text() or ""
+
+
+def dependencies(hlo: str) -> dict[str, tuple[str, ...]]:
+    """For each collective of a program those that it waits for, without those that follow from others.
+
+    A collective within a loop or a called computation is taken for the operation that calls it.
+
+    Args:
+      hlo: text of an optimised program, as for `collectives`.
+
+    Returns:
+      Name -> names, in the order of the text.
+    """
+    order = {c.name: place for place, c in enumerate(collectives(hlo))}
+    computations, first = bodies(hlo)
+    inside = {computation: [line.name for line in lines] for computation, lines in computations.items()}
+    refers = {line.name: line.names(metadata=False) for lines in computations.values() for line in lines}
+
+    def called(name: str, seen: frozenset[str] = frozenset()) -> list[str]:
+        """Collectives within what an instruction calls."""
+        own = [name] if name in order else []
+        for other in refers.get(name, ()):
+            if other in inside and other not in seen:
+                own += [c for member in inside[other] for c in called(member, seen | {other})]
+        return own
+
+    reach: dict[str, frozenset[str]] = {}  # instruction -> all collectives that are done once its result is there
+    found: dict[str, tuple[str, ...]] = {}
+    for name in inside.get(first, ()):  # in the text an instruction comes after its operands
+        waits = frozenset(c for other in refers[name] for c in reach.get(other, ()))
+        own = frozenset(called(name))
+        for collective in own:
+            implied = frozenset(c for other in waits for c in reach[other] if c != other)
+            found[collective] = tuple(sorted(waits - implied, key=order.__getitem__))
+            reach[collective] = waits | {collective}
+        reach[name] = waits | own
+    return found
 
 
 def step_events(

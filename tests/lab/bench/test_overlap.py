@@ -6,8 +6,9 @@ from recjax.lab.bench.overlap import flights
 from recjax.lab.bench.report import flights as table
 from recjax.lab.formats.trace import COMPUTE, Event
 from recjax.lab.replay.profile import Span
+from recjax.lab.trace.record import dependencies
 from recjax.lab.trace.times import Timeline
-from recjax.planning.compiled_collectives import collectives, dependencies
+from recjax.planning.compiled_collectives import collectives
 from recjax.planning.graph import read_graph
 
 PROGRAM = textwrap.dedent("""

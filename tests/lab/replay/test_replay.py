@@ -14,7 +14,8 @@ from recjax.lab.replay import replay as replays
 from recjax.lab.replay.microbenchmark import chain, fit, sweep
 from recjax.lab.replay.program import shrink, slots
 from recjax.lab.replay.replay_report import figures
-from recjax.planning.compiled_collectives import collectives, dependencies, members
+from recjax.lab.trace.record import dependencies
+from recjax.planning.compiled_collectives import collectives, members
 
 pytestmark = pytest.mark.light_compile(as_text=True)
 

@@ -9,8 +9,8 @@ from recjax.lab.formats.calls import imbalance
 from recjax.lab.formats.trace import COMPUTE, Event, Trace
 from recjax.lab.trace import show
 from recjax.lab.trace.draw import picture
+from recjax.lab.trace.record import dependencies
 from recjax.lab.trace.statistics import figures, labels, ordered
-from recjax.planning.compiled_collectives import dependencies
 
 ALL = (0, 1)
 
