@@ -1,3 +1,4 @@
+import os
 import threading
 
 from recjax.utils import locks
@@ -53,3 +54,9 @@ def test_who_waited_for_a_folder_that_was_removed_makes_it_again(tmp_path):
         folder.rmdir()
     thread.join()
     assert states == [True]
+
+
+def test_a_pipe_in_the_place_of_a_lock_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "lock")
+    with locks.locked(tmp_path / "lock"):
+        assert locks.is_locked(tmp_path / "lock") and (tmp_path / "lock").is_file()

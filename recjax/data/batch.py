@@ -290,7 +290,11 @@ class RowLayout:
 
         Returns:
           the rows, int32 [B, W]; and the words of these samples' bags that differ in size, int32.
+
+        Raises:
+          DataError: the arrays are not those of the schema (`require_shapes`).
         """
+        require_shapes(batch, self.schema)
         rows_BxW = np.empty((batch.size, self.words), np.int32)
 
         def put(name: str, feature: str, column: np.ndarray, dtype: Any) -> None:
@@ -457,19 +461,9 @@ def validate(batch: Batch, schema: Schema) -> None:
     if isinstance(batch, RowBatch) and (layout := batch.rows.layout).plain:  # one pass for all of their ids
         limits, others = _plain_limits(layout, schema)
         schema = others if (batch.rows_BxW[:, : len(limits)].view(np.uint32) < limits).all() else schema
-    B, K = batch.size, len(schema.dense)
-    count = _count_labels(batch, schema)
-    each = (count, len(schema.labels)) if schema.labels else (count,)
-    for name, array, shape in (
-        ("dense", batch.dense, (B, K)),
-        ("labels", batch.labels, each),
-        ("weights", batch.weights, each),
-    ):
-        if array.shape != shape:
-            raise DataError(
-                f"batch at sample {batch.position}: {name} has shape {array.shape}, but the schema asks "
-                f"for {shape}. Prepare the data again, or correct the code that builds the batch."
-            )
+    require_shapes(batch, schema)
+    for name in ("dense", "labels", "weights"):
+        array = getattr(batch, name)
         if not (fine := fits_float32(array)).all():
             where = tuple(int(i) for i in np.argwhere(~fine)[0])
             column = f"dense feature {schema.dense[where[1]]!r}" if name == "dense" else name
@@ -488,11 +482,6 @@ def validate(batch: Batch, schema: Schema) -> None:
             "Correct the column that the weights come from."
         )
     for feature in schema.features:
-        if feature.name not in batch.bags:
-            raise DataError(
-                f"batch at sample {batch.position} has no feature {feature.name!r}; it has "
-                f"{', '.join(batch.bags)}. Prepare the data again with this schema."
-            )
         _validate_bags(batch.bags[feature.name], feature, batch)
     for group in schema.groups:
         lengths_FxB = np.array([batch.bags[name].lengths for name in group.features])
@@ -560,7 +549,26 @@ def _validate_labels(batch: Batch, schema: Schema) -> None:
             )
 
 
-def _validate_bags(bags: Bags, feature: Feature, batch: Batch) -> None:
+def require_shapes(batch: Batch, schema: Schema) -> None:
+    """Refuses a batch whose arrays are not those of the schema (DataError); looks at no value but lengths of bags."""
+    B, count = batch.size, _count_labels(batch, schema)
+    each = (count, len(schema.labels)) if schema.labels else (count,)
+    for name, shape in (("dense", (B, len(schema.dense))), ("labels", each), ("weights", each)):
+        if (found_shape := getattr(batch, name).shape) != shape:
+            raise DataError(
+                f"batch at sample {batch.position}: {name} has shape {found_shape}, but the schema asks "
+                f"for {shape}. Prepare the data again, or correct the code that builds the batch."
+            )
+    for feature in schema.features:
+        if feature.name not in batch.bags:
+            raise DataError(
+                f"batch at sample {batch.position} has no feature {feature.name!r}; it has "
+                f"{', '.join(batch.bags)}. Prepare the data again with this schema."
+            )
+        _require_bags(batch.bags[feature.name], feature, batch)
+
+
+def _require_bags(bags: Bags, feature: Feature, batch: Batch) -> None:
     B, place = batch.size, f"feature {feature.name!r}, batch at sample {batch.position}"
     if bags.ids.dtype.kind not in "iu":
         raise DataError(f"{place}: ids are {bags.ids.dtype}, not integers. Map the values to ids 0..rows-1 first.")
@@ -582,8 +590,14 @@ def _validate_bags(bags: Bags, feature: Feature, batch: Batch) -> None:
             f"{place}: the schema says weighted={feature.weighted}, but the batch carries "
             f"{'no' if bags.weights is None else ''} id weights. Make the two agree."
         )
-    if bags.weights is not None and (bags.weights.shape != bags.ids.shape or not np.isfinite(bags.weights).all()):
-        raise DataError(f"{place}: id weights must be finite and shaped like the ids {bags.ids.shape}.")
+    if bags.weights is not None and bags.weights.shape != bags.ids.shape:
+        raise DataError(f"{place}: id weights must be shaped like the ids {bags.ids.shape}.")
+
+
+def _validate_bags(bags: Bags, feature: Feature, batch: Batch) -> None:
+    if bags.weights is not None and not np.isfinite(bags.weights).all():
+        place = f"feature {feature.name!r}, batch at sample {batch.position}"
+        raise DataError(f"{place}: id weights must be finite.")
     if feature.rows == ANY_ID:
         return
     unsigned = bags.ids.view(bags.ids.dtype.str.replace("i", "u"))  # negative ones are large there: one pass for both

@@ -11,8 +11,8 @@ from typing import IO
 
 
 def open_lock(path: Path) -> IO[str]:
-    """Opens a lock file, which is made; of a symbolic link it takes the place, and leaves what that points to alone."""
-    if path.is_symlink():
+    """Opens a lock file, which is made in place of a symbolic link, which would lead elsewhere, or a pipe, which waits."""
+    if path.is_symlink() or path.is_fifo():
         path.unlink()
     return path.open("w")
 

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import bucket
 
-from recjax.data.batch import Bags, Batch, Feature, Label, Schema
+from recjax.data.batch import Bags, Batch, Feature, Label, RowLayout, Schema
 from recjax.data.pipeline import Order, batches
 from recjax.data.storage.blocks import open_prepared, write_prepared
 from recjax.data.storage.manifest import MANIFEST
@@ -195,6 +196,43 @@ def test_blocks_are_read_where_rows_have_no_place(
     notes = [record.getMessage() for record in caplog.records if "cannot be packed" in record.getMessage()]
     assert len(notes) == 1 and "No space left" in notes[0] and "RECJAX_CACHE" in notes[0]
     assert not list(tmp_path.rglob("*.rows")) and not list(tmp_path.rglob("*unfinished*"))
+
+
+def test_a_disk_that_is_full_in_the_midst_of_a_file_leaves_nothing_of_it(prepared: Path, cache: Path) -> None:
+    """Neither beside the blocks nor in the cache folder: no file may be longer than half of the rows."""
+    expected = read_all(prepared)
+    size = next(prepared.glob("packed/*.rows")).stat().st_size
+    shutil.rmtree(prepared / "packed")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, limit[1]))
+    try:
+        assert read_all(prepared) == expected
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert not [
+        file for file in (*prepared.glob("packed/*"), *cache.rglob("*")) if file.is_file() and file.stat().st_size
+    ]
+    assert read_all(prepared) == expected and next(prepared.glob("packed/*.rows")).stat().st_size == size
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"dense": np.zeros((9, 1), np.float32)}, r"dense has shape \(9, 1\), but the schema asks for \(9, 2\)"),
+        ({"dense": np.zeros((9, 0), np.float32)}, r"dense has shape \(9, 0\)"),
+        ({"labels": np.zeros((9, 2), np.float32)}, r"labels has shape \(9, 2\)"),
+        ({"many": Bags(np.zeros((9, 1), np.int32))}, r"'many'.*shape \(9, 1\).*3 ids"),
+        ({"many": Bags(np.zeros(27, np.int32), np.full(9, 3, np.int32))}, "'many'.*3 ids"),
+        ({"two": None}, "no feature 'two'"),
+    ],
+)
+def test_arrays_that_are_not_those_of_the_schema_are_never_packed(wrong: dict[str, Any], message: str) -> None:
+    """Of one column NumPy would make as many as there is room for, and of none leave what was in memory."""
+    good = draw_rows(FIXED, 9, 0)
+    bags = {name: wrong.get(name, bag) for name, bag in good.bags.items() if wrong.get(name, bag) is not None}
+    bad = Batch(wrong.get("dense", good.dense), bags, wrong.get("labels", good.labels), good.weights)
+    with pytest.raises(DataError, match=message):
+        RowLayout(FIXED).pack(bad)
 
 
 @pytest.mark.full

@@ -10,19 +10,23 @@ import functools
 import gzip
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from recjax import settings
 from recjax.config import presets
 from recjax.data.datasets import avazu, criteo, movielens, movietweetings, own_table, taobao, yelp
+from recjax.data.pipeline import batches
 from recjax.data.prepare.encoder import open_encoder
 from recjax.data.prepare.work_folder import WorkFolder
+from recjax.data.source import SPLITS
 from recjax.data.storage import manifest
 from recjax.data.storage.blocks import open_prepared
 from recjax.data.storage.run_snapshot import open_snapshot, snapshot_data
@@ -130,6 +134,21 @@ def read_blocks(folder: Path) -> None:
     open_encoder(folder)
 
 
+def pack_shop(folder: Path) -> None:
+    prepare(folder)
+    read_packed(folder)
+
+
+def read_packed(folder: Path) -> None:
+    """Reads rows, which are packed where they are not, beside the blocks or in a cache folder beside all of it."""
+    source = open_prepared(folder)
+    with mock.patch.dict(os.environ, RECJAX_CACHE=str(folder.with_name("cache"))):
+        for split in SPLITS:
+            if source.row_counts(split).sum():
+                for _ in batches(source, split, 512, shuffle=True, epochs=1, workers=0, pack=True):
+                    pass
+
+
 def prepare(folder: Path) -> None:
     made = shop.prepare_shop(folder.with_name("made"))
     shutil.copytree(made.path, folder, dirs_exist_ok=True)
@@ -143,7 +162,7 @@ def keep_some(folder: Path) -> None:
 def renew_fingerprint(folder: Path, rng: Random) -> None:
     """Lets the manifest fit the files and itself, as if somebody had written it so."""
     file = next(iter(folder.rglob("recjax.json")), None)
-    if file is None or rng.random() < 0.3:
+    if file is None or not file.is_file() or rng.random() < 0.3:
         return
     try:
         raw = json.loads(file.read_text())
@@ -291,6 +310,7 @@ TARGETS: dict[str, Target] = {
         pipes=False,
     ),
     "prepared blocks": Target(good("blocks", prepare), read_blocks, renew_fingerprint),
+    "packed rows": Target(good("packed", pack_shop), read_packed, renew_fingerprint),
     "kept data": Target(good("kept", keep_some), lambda folder: open_snapshot(folder / "data"), renew_fingerprint),
     "work journal": Target(write_journal, lambda folder: WorkFolder(folder)._journal()),
     "checkpoint manifest": Target(seal, verify_checkpoint, reseal),

@@ -24,6 +24,7 @@ WIDE = {
     "test_disks.py::test_no_permission": "the other tests there",
     "test_growth.py::test_time_and_memory_grow_with_the_input[export]": "[export manifest]; damaged ones in serving/",
     "test_growth.py::test_time_and_memory_grow_with_the_input[kept data]": "[prepared blocks]",
+    "test_growth.py::test_time_and_memory_grow_with_the_input[packed rows]": "[prepared blocks]",
     "test_wheel.py": "package() of .ci/run installs the wheel, without what it needs",
     "train/test_compile_ahead.py::test_programs_compiled_ahead": "the other tests there",
     "train/test_dynamic_tables.py::test_losses_and_rows_are_those_of_a_static_table_on_any_mesh[3": "[8]",
