@@ -11,7 +11,7 @@ from typing import IO
 
 
 def open_lock(path: Path) -> IO[str]:
-    """Opens a lock file, which is made in place of a symbolic link, which would lead elsewhere, or a pipe, which waits."""
+    """Opens a lock file, made in place of a symbolic link, which would lead elsewhere, or of a pipe, which waits."""
     if path.is_symlink() or path.is_fifo():
         path.unlink()
     return path.open("w")
