@@ -149,7 +149,7 @@ def test_a_small_step_on_one_gpu_is_few_operations() -> None:
     if lacking := missing("h200"):
         pytest.skip(lacking)
     found = aot.compiled(presets.load("bench_kaggle16", ON_ONE), "h200", "steps")
-    assert aot.launches(found.program) / aot.STEPS <= 100
+    assert aot.launches(found.program) / aot.STEPS <= 90
     (group,), entries = found.trainer.bound.groups, 4096 * 26  # small tables lie beside the others
     gathers = [i for i in aot.instructions(found.program) if i.opcode == "gather" and i.arrays[0].dtype == "f32"]
     rows = [math.prod(i.arrays[0].dims) / group.dim for i in gathers if i.arrays[0].dims[-1] == group.dim]
@@ -183,7 +183,7 @@ def test_sorts_are_those_that_gpus_have_in_a_library(what: str) -> None:
 
 @pytest.mark.parametrize(("target", "dim", "devices"), [("h200", 16, 1), ("h200", 16, 8), ("v6e", 128, 8)])
 def test_steps_of_one_call_are_a_loop_that_holds_no_second_table(target: str, dim: int, devices: int) -> None:
-    """It adds the largest of a few sizes to the collectives of a step, and no more.
+    """It adds the largest of a few sizes to what a step agrees on by an all-reduce, and no collective.
 
     A GPU is told beforehand how many turns there are, so that none waits for the host; a TPU counts them by itself.
     """
@@ -200,9 +200,11 @@ def test_steps_of_one_call_are_a_loop_that_holds_no_second_table(target: str, di
     sent, sent_by_one = (
         collections.Counter((c.kind, c.result_bytes) for c in collectives(program.text)) for program in (found, one)
     )
-    assert not sent_by_one - sent
-    sizes = len(found.trainer.bound.listing) * 4
-    assert sent - sent_by_one == (collections.Counter({("all-reduce", sizes): 1}) if devices > 1 else {})
+    if devices > 1:
+        sizes = len(found.trainer.bound.listing)
+        sent_by_one += collections.Counter({("all-reduce", 4 * (1 + sizes)): 1})
+        sent_by_one -= collections.Counter({("all-reduce", 4): 1})
+    assert sent == sent_by_one
 
 
 @pytest.mark.parametrize(("target", "plan"), [("h200", "table_wise"), ("h200", "column_wise"), ("v6e", "table_wise")])

@@ -17,14 +17,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from recjax import kernels
 from recjax.errors import ConfigError, DeviceError
 from recjax.parallel import distributed, waiting
 from recjax.settings.values import check_ranges, either
@@ -35,6 +38,18 @@ MODEL_AXES = ("host", "device")
 ACROSS_GROUPS = ("replica",)
 ACROSS_HOSTS, INSIDE_HOST = ("host",), ("device",)  # the two steps of an exchange
 _DEVICE_FILES = Path("/dev")
+
+
+def largest_anywhere(numbers: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Returns the largest of each of some integers, [] each, over all devices; inside `jax.shard_map` over BATCH_AXES.
+
+    One all-reduce, along the axes along which they may differ at all.
+    """
+    if not numbers:
+        return {}
+    together = jnp.stack(kernels.vary_alike(*numbers.values()))
+    axes = tuple(axis for axis in BATCH_AXES if axis in jax.typeof(together).manual_axis_type.varying)
+    return dict(zip(numbers, jax.lax.pmax(together, axes) if axes else together, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.residuals import Gradients, Proposed
 from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.kernels import target_platform
-from recjax.parallel.mesh import BATCH_AXES
+from recjax.parallel.mesh import BATCH_AXES, largest_anywhere
 from recjax.train.dense import Dense
 from recjax.utils.phases import Phase
 
@@ -112,11 +112,10 @@ def slotted(bound: BoundPlan) -> list[Group]:
     return [group for group in bound.groups if group.slots()]
 
 
-def bad_in_dense(dense: Dense, grads: Any, before: Any, after: Any) -> dict[str, jax.Array]:
-    """Counts what makes an update of the dense part not finite, over all devices: int32 [] each.
+def count_in_dense(grads: Any, before: Any, after: Any) -> jax.Array:
+    """Counts what makes an update of the dense part not finite, of what this device holds of it: int32 [2].
 
     Args:
-      dense: how the dense part is held.
       grads: its gradients, as they go to the optimizer.
       before: the optimizer's state.
       after: the same as the update would leave it.
@@ -124,32 +123,59 @@ def bad_in_dense(dense: Dense, grads: Any, before: Any, after: Any) -> dict[str,
     leaves = jax.tree.leaves(grads)
     one = jnp.ones((), leaves[0].dtype if leaves else jnp.float32)
     with jax.named_scope(Phase.FINITE_CHECK):
-        counts = dense.total(spoilt(leaves, one, before, after))
-    return {"bad_dense": counts[0], "bad_opt": counts[1]}
+        return spoilt(leaves, one, before, after)
 
 
-def bad_in_tables(
-    embeddings: ShardedEmbeddings, gradients: Gradients, scale: jax.Array, proposed: Mapping[str, Proposed]
+def count_in_tables(gradients: Gradients, scale: jax.Array, proposed: Mapping[str, Proposed]) -> dict[str, jax.Array]:
+    """Counts what makes an update of this device's rows not finite: group name -> int32 [2].
+
+    Args:
+      gradients: of the rows.
+      scale: [], what these are multiplied with.
+      proposed: the update, as `ShardedEmbeddings.propose` gave it.
+    """
+    with jax.named_scope(Phase.FINITE_CHECK):
+        return {
+            name: spoilt([grads.sums], scale, new.before, new.slots)
+            for (name, grads), new in zip(gradients.items(), proposed.values(), strict=True)
+        }
+
+
+def agree(bad: Sequence[jax.Array], needs: Mapping[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Returns whether no device has counted anything bad, bool [], and the largest of each size that some need.
+
+    One all-reduce of a few integers. It waits for what is counted, so that XLA combines it with none before.
+
+    Args:
+      bad: counts, int32 of any shape, none negative.
+      needs: sizes, int32 [] each.
+    """
+    with jax.named_scope(Phase.FINITE_CHECK):
+        count = sum((jnp.sum(x, dtype=jnp.int32) for x in bad), jnp.int32(0))
+        largest = largest_anywhere({**needs, "bad": count})
+        return largest.pop("bad") == 0, largest
+
+
+def count_by_name(
+    embeddings: ShardedEmbeddings, dense: Dense, in_dense: jax.Array, in_tables: Mapping[str, jax.Array]
 ) -> dict[str, jax.Array]:
-    """Counts what makes an update of the tables not finite, over all devices: one all-reduce.
+    """Sums counts of values that are not finite over all devices, each value once: one all-reduce, or two.
 
     Args:
       embeddings: the tables.
-      gradients: of their rows.
-      scale: [], what these are multiplied with.
-      proposed: the update, as `ShardedEmbeddings.propose` gave it.
+      dense: how the dense part is held.
+      in_dense: as `count_in_dense` gave it.
+      in_tables: as `count_in_tables` did.
 
     Returns:
-      "bad_tables" int32 [], gradients; "bad_slots" int32 [groups that have slots], in the order of `slotted`.
+      "bad_dense", "bad_tables" int32 [], gradients; "bad_opt" int32 [], state of the dense optimizer; "bad_slots" int32
+      [groups that have slots], in the order of `slotted`.
     """
     names = [group.name for group in slotted(embeddings.bound)]
     with jax.named_scope(Phase.FINITE_CHECK):
-        counts = {
-            name: _in_place_among(names, name, spoilt([grads.sums], scale, new.before, new.slots))
-            for (name, grads), new in zip(gradients.items(), proposed.values(), strict=True)
-        }
-        total = embeddings.total(counts, jnp.zeros(1 + len(names), jnp.int32))
-    return {"bad_tables": total[0], "bad_slots": total[1:]}
+        counts = {name: _in_place_among(names, name, of_group) for name, of_group in in_tables.items()}
+        total, of_dense = embeddings.total(counts, jnp.zeros(1 + len(names), jnp.int32)), dense.total(in_dense)
+    return {"bad_dense": of_dense[0], "bad_opt": of_dense[1], "bad_tables": total[0], "bad_slots": total[1:]}
 
 
 def _in_place_among(names: Sequence[str], name: str, counts: jax.Array) -> jax.Array:
@@ -221,7 +247,7 @@ def explain(config: TrainConfig, bound: BoundPlan, step: int, place: str, result
       bound: of its tables.
       step: which, from 1.
       place: the samples that it covers.
-      result: its metrics, as `make_train_step` gives them.
+      result: its metrics, as `make_train_step` gives them with `StepOptions.counts`.
     """
     found = [
         f"{int(result[key])} of its {what}"

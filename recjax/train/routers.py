@@ -162,27 +162,29 @@ class PackedBatches:
 
     def inputs(
         self, words_E: jax.Array, rows_RxW: jax.Array | None, bound: BoundPlan
-    ) -> tuple[StepInputs, dict[str, jax.Array], jax.Array | None]:
+    ) -> tuple[StepInputs, dict[str, jax.Array]]:
         """Takes one batch apart on one device, inside `jax.shard_map`, where that has these parts of the arrays.
 
         Returns:
-          its arrays; the sizes that its routing needs, by name, where they were chosen without knowing; and whether
-          these suffice, bool [], alike on all devices. Of a batch that does not fit the arrays are wrong.
+          its arrays; and where sizes of its routing were chosen without knowing, those that it needs on this device, by
+          name. Of a batch that does not `fit` the arrays are wrong.
         """
         form = self.form
         inputs: StepInputs = form.unpack(words_E, rows_RxW) if isinstance(form, RowForm) else form.unpack(words_E)
         if self.sizes is None:
-            return inputs, {}, None
+            return inputs, {}
         with jax.named_scope("route"):
             features = inputs.routing.features
             located, needs = device.find_rows(bound, features)
             sizes = self.sizes or device.largest_sizes(bound, features)
             routing = device.write_routing(bound, features, located, sizes)
             inputs = dataclasses.replace(inputs, routing=dataclasses.replace(routing, pooled=inputs.routing.pooled))
-            if not self.sizes:
-                return inputs, {}, None
-            held = device.named_sizes(bound, sizes)
-            return inputs, needs, jnp.all(jnp.stack([needs[name] <= held[name] for name in needs]))
+            return inputs, needs if self.sizes else {}
+
+    def fit(self, needs: Mapping[str, jax.Array], bound: BoundPlan) -> jax.Array:
+        """Returns whether the chosen sizes hold a batch that needs these on some device: bool []."""
+        held = device.named_sizes(bound, self.sizes or ())
+        return jnp.all(jnp.stack([needs[name] <= held[name] for name in needs]))
 
     def batch(self, k: int) -> PackedBatches:
         """Returns the k-th of the batches alone."""

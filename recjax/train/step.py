@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -20,14 +21,16 @@ from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.models import stateful
 from recjax.models.batch_losses import BatchLoss, make_pairs
 from recjax.models.stateful import Samples, Step
-from recjax.parallel.mesh import BATCH_AXES
+from recjax.parallel.mesh import BATCH_AXES, largest_anywhere
 from recjax.train import late as late_sums
 from recjax.train.dense import REPLICATED, Dense, order_made
 from recjax.train.gradients import (
     after,
-    bad_in_dense,
-    bad_in_tables,
+    agree,
     clip_by_global_norm,
+    count_by_name,
+    count_in_dense,
+    count_in_tables,
     mean_over_batch,
     sum_over_batch,
 )
@@ -264,6 +267,8 @@ class StepOptions:
       late: whether the dense part takes the gradients of the step before: see `recjax.train.late`.
       frozen: whether the dense part, with the module's other state, stays as it is to the last bit.
       batch_loss: see `Forward`. Its samples are those with label 1 alone.
+      counts: whether a step also counts values that are not finite by name, for `recjax.train.gradients.explain`; else
+        it only finds that there are some.
       tx_of: makes the dense optimizer of a learning rate, []; None: it is as it is, whatever `TrainState.rates` says.
     """
 
@@ -275,6 +280,7 @@ class StepOptions:
     late: bool = False
     frozen: bool = False
     batch_loss: BatchLoss | None = None
+    counts: bool = False
     tx_of: Callable[[Any], optax.GradientTransformation] | None = None
 
 
@@ -295,35 +301,39 @@ def make_train_step(
 
     Collectives: those that the shardings list (embedding/exchange/), one all-reduce of (dense gradients, sum of w*l,
     sum of w) in dense_grads, and, where tables are sharded, one of a few integers in finite_check, by which all devices
-    agree on whether the step counts (one, and one for each table group whose optimizer keeps slots); and, to clip, one
-    of a single float in clip (both within each replica group, if all groups hold the same). `dense` may ask for an
-    all-reduce of each bucket of gradients instead of the one; or for all-gathers of parameters in dense_gather and
-    reduce-scatters of gradients in dense_grads, with an all-reduce of the two sums: see `dense.py`. Where an optimizer
-    asks for means over rows that are split by columns, those of `row_statistic.py`. For tasks one all-reduce more of
-    the sums of their weights, and one of their losses; and those of the module's own layers (`stateful.py`). Where the
-    dense part takes its gradients late, the sums of w*l and of w travel on their own in dense_grads, and the number of
-    new gradients that are not finite in finite_check.
+    agree on whether the step counts; and, to clip, one of a single float in clip (both within each replica group, if
+    all groups hold the same). `dense` may ask for an all-reduce of each bucket of gradients instead of the one; or for
+    all-gathers of parameters in dense_gather and reduce-scatters of gradients in dense_grads, with an all-reduce of the
+    two sums: see `dense.py`. Where an optimizer asks for means over rows that are split by columns, those of
+    `row_statistic.py`. For tasks one all-reduce more of the sums of their weights, and one of their losses; and those
+    of the module's own layers (`stateful.py`). Where the dense part takes its gradients late, the sums of w*l and of w
+    travel on their own in dense_grads.
 
     Of `PackedBatches` it takes K steps, one after the other, whose metrics have a leading axis K unless K is 1. Where
-    the devices route there, by sizes that may not hold a batch, they agree on what it needs by one more all-reduce of
-    the largest in route; a batch that does not fit changes nothing, "ok" is false from it on as after a step that is
-    not finite, and who reads the metrics takes these steps again.
+    the devices route there, by sizes that may not hold a batch, what it needs goes with the integers of finite_check; a
+    batch that does not fit changes nothing, "ok" is false from it on as after a step that is not finite, and who reads
+    the metrics takes these steps again.
 
     Returns:
       step(state, inputs) -> (state, metrics), of `StepInputs` or `PackedBatches`; metrics are replicated scalars:
-      "loss", the weighted
-      mean log loss of exactly this step (of tasks: see `recjax.train.tasks`); "losses", of tasks, the mean of each,
-      [T], NaN where nothing has weight; "weight", the sum of its samples' weights, without which the step changes
-      nothing and its loss is NaN; "ok", false if one with weight was not finite and changed nothing; and "bad_loss",
-      "bad_dense", "bad_tables" and, to clip, "bad_norm", the numbers of
+      "loss", the weighted mean log loss of exactly this step (of tasks: see `recjax.train.tasks`); "losses", of tasks,
+      the mean of each, [T], NaN where nothing has weight; "weight", the sum of its samples' weights, without which the
+      step changes nothing and its loss is NaN; "ok", false if one with weight was not finite and changed nothing. With
+      `StepOptions.counts` also "bad_loss", "bad_dense", "bad_tables" and, to clip, "bad_norm", the numbers of
       non-finite values that made it so; "bad_opt" and "bad_slots" those of the state of the dense optimizer and, int32
-      [groups that have them], of table groups' slots (`slotted`) that the step would have made infinite or NaN.
+      [groups that have them], of table groups' slots (`slotted`) that the step would have made infinite or NaN; their
+      sums are further all-reduces in finite_check.
     """
     embeddings = ShardedEmbeddings(bound)
     forward = Forward(model, embeddings, tasks, options.per_sample, options.batch_loss)
     replica_groups = bound.replicas if bound.independent else 1  # which step by their own parts: replica_groups.py
 
-    def train_step(state: TrainState, inputs: StepInputs) -> tuple[TrainState, Metrics]:
+    def train_step(
+        state: TrainState,
+        inputs: StepInputs,
+        needs: Mapping[str, jax.Array] = MappingProxyType({}),
+        batches: PackedBatches | None = None,
+    ) -> tuple[TrainState, Metrics]:
         looked_up, residuals = embeddings.fetch(state.tables, inputs.routing, len(inputs.dense_BxK))
         if tasks:
             weights, totals_T = divided_weights(inputs.weights_B.reshape(len(inputs.weights_B), -1))
@@ -354,7 +364,7 @@ def make_train_step(
         if options.frozen:  # they count neither to clip nor as non-finite ones
             grads = jax.tree.map(jnp.zeros_like, grads)
         sparse_grads = embeddings.send_gradients(residuals, inputs.routing, found_grads)  # sums over the batch
-        bad = {"bad_loss": (~jnp.isfinite(loss)).astype(jnp.int32)}
+        bad_loss = (~jnp.isfinite(loss)).astype(jnp.int32)
         grads, scale, bad_norm = clip_by_global_norm(
             options.clip_norm, dense, grads, embeddings, sparse_grads, inverse, loss, state.homes
         )
@@ -365,17 +375,19 @@ def make_train_step(
         rates: Any = () if isinstance(state.rates, dict) else state.rates
         dense_tx = options.tx_of(rates[0]) if len(rates) and options.tx_of else tx
         new_params, new_opt = _dense_update(dense_tx, state, grads, rate)
-        bad_dense = bad_in_dense(dense, grads, state.opt, new_opt)
-        if options.late:
-            bad_dense["bad_dense"] += late_sums.not_finite(own_grads)
-        late_scale = after(bad_dense["bad_dense"], scale, loss)
+        in_dense = count_in_dense(grads, state.opt, new_opt)
+        not_sent = late_sums.not_finite(own_grads) if options.late else jnp.int32(0)
+        late_scale = after(in_dense[0], scale, loss)
         learning_rates = {group.name: lr for group, lr in zip(rated(bound), rates[1:], strict=bool(len(rates)))}
         context = UpdateContext(scale, late_scale, state.step, rate, options.seed, state.homes, learning_rates)
         proposed = embeddings.propose(state.tables, state.slots, inputs.routing, residuals, sparse_grads, context)
-        bad |= bad_norm | bad_dense | bad_in_tables(embeddings, sparse_grads, scale, proposed)
+        in_tables = count_in_tables(sparse_grads, scale, proposed)
 
+        fine, needs = agree([bad_loss, *bad_norm.values(), in_dense, not_sent, *in_tables.values()], needs)
         empty = weight == 0  # such a batch has no loss, and its step changes nothing
-        ok = state.ok & (empty | (sum(jnp.sum(count) for count in bad.values()) == 0))
+        ok = state.ok & (empty | fine)
+        routed: Any = {"fits": batches.fit(needs, bound), "needs": needs} if batches and needs else {}
+        ok = ok & routed.get("fits", True)
         changes = ok & ~empty
         tables, slots = embeddings.write(state.tables, state.slots, sparse_grads, context, proposed, changes)
         was = (state.dense, state.opt, state.module, state.late)
@@ -385,7 +397,11 @@ def make_train_step(
         changed: Any = {"dense": params, "opt": opt, "tables": tables, "slots": slots, "module": module, "late": kept}
         new = dataclasses.replace(state, step=state.step + ok.astype(jnp.int32), ok=ok, **changed)
         of_tasks = {"losses": losses} if tasks else {}
-        return new, {"loss": loss, **of_tasks, "weight": weight, "ok": ok, **bad}
+        counts: Any = {}
+        if options.counts:
+            counts = {"bad_loss": bad_loss, **bad_norm, **count_by_name(embeddings, dense, in_dense, in_tables)}
+            counts["bad_dense"] += jax.lax.psum(not_sent, BATCH_AXES) if options.late else 0
+        return new, {"loss": loss, **of_tasks, "weight": weight, "ok": ok, **routed, **counts}
 
     specs = state_specs(bound, dense, options.late)
 
@@ -397,11 +413,7 @@ def make_train_step(
             return mapped(train_step)(state, inputs)
 
         def packed_step(state: TrainState, words_NxE: jax.Array, rows: jax.Array | None) -> tuple[TrainState, Metrics]:
-            batch, needs, fits = inputs.inputs(words_NxE[0], rows, bound)
-            if fits is None:
-                return train_step(state, batch)
-            state, metrics = train_step(dataclasses.replace(state, ok=state.ok & fits), batch)
-            return state, {**metrics, "fits": fits, "needs": needs}
+            return train_step(state, *inputs.inputs(words_NxE[0], rows, bound), inputs)
 
         def step(state: TrainState, words_NxE: jax.Array) -> tuple[TrainState, Metrics]:
             return mapped(packed_step, P())(state, words_NxE, inputs.rows_RxW)
@@ -450,8 +462,8 @@ def make_predict(
             return jax.shard_map(predict, mesh=mesh, in_specs=specs, out_specs=P(BATCH_AXES))(state, inputs)
 
         def predict_batch(state: TrainState, words_NxE: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
-            batch, needs, _ = inputs.inputs(words_NxE[0], None, bound)
-            return predict(state, batch), needs
+            batch, needs = inputs.inputs(words_NxE[0], None, bound)
+            return predict(state, batch), largest_anywhere(needs)
 
         mapped = jax.shard_map(predict_batch, mesh=mesh, in_specs=specs, out_specs=(P(BATCH_AXES), P()))
         return mapped(state, inputs.words_KxNxE[0])

@@ -88,7 +88,7 @@ class Readings(Protocol):
         """
 
     def fault(self, step: TrainedOn, metrics: Metrics) -> RecjaxError:
-        """Returns the error for a step that changed nothing, from its metrics: see `make_train_step`."""
+        """Returns the error for a step that changed nothing, from its metrics with counts: see `make_train_step`."""
 
 
 class StepLog(contextlib.AbstractContextManager["StepLog"]):
@@ -305,8 +305,7 @@ class StepsUnderWay:
         if end == len(ok_K):
             return state
         if sizes is None or call.host("fits")[end]:
-            of_step = {name: call.host(name)[end] for name in call.metrics if name != "needs"}
-            raise self._log.fault(call.steps[end], of_step)
+            raise self._log.fault(call.steps[end], self._counted(state, call, end))
         again = [_Call(call.inputs.batch(k), [call.steps[k]], {}) for k in range(end, len(ok_K))] + list(self._calls)
         self._calls.clear()
         state = dataclasses.replace(state, ok=put(np.bool_(True), replicated(self._trainer.mesh)))
@@ -316,6 +315,16 @@ class StepsUnderWay:
             state, metrics = self._trainer.train_step(state, inputs)
             self._calls.append(_Call(inputs, repeated.steps, metrics))
         return state
+
+    def _counted(self, state: TrainState, call: _Call, k: int) -> Metrics:
+        """Returns the metrics of a call's k-th step, which was not finite, with counts of what was not.
+
+        It changed nothing, and no step after it did: so it is taken again from this state, by a program that counts.
+        """
+        if "bad_loss" in call.metrics:
+            return {name: call.host(name)[k] for name in call.metrics if name != "needs"}
+        again = dataclasses.replace(state, ok=put(np.bool_(True), replicated(self._trainer.mesh)))
+        return self._trainer.counting.train_step(again, call.inputs.batch(k))[1]
 
 
 def _largest(call: _Call) -> dict[str, int]:

@@ -299,6 +299,11 @@ class Trainer(InputStreams):
             after, metrics = self.step_program(state, inputs)
         return after if host is EMPTY else dataclasses.replace(after, host=host), metrics
 
+    @functools.cached_property
+    def counting(self) -> Trainer:
+        """The same training, whose steps count what is not finite by name: for one that was not, taken again."""
+        return dataclasses.replace(self, options=dataclasses.replace(self.options, counts=True))
+
     def admit(self, state: TrainState, batch: InFlight) -> TrainState:
         """Brings the rows of a batch to the devices, where not all are, and draws those that were given to keys.
 
@@ -522,6 +527,8 @@ def assemble_trainer(
         late=train.dense_delay > 0,
         frozen=train.freezes_dense,
         batch_loss=getattr(config.model, "loss", None) if two_sided else None,
+        # Where rows move between two steps, the state that a step began with is gone before it is known to have failed.
+        counts=bool(bound.cached or dynamic_tables(bound) or config.embedding.hot.refresh),
         tx_of=None if train.freezes_dense or not isinstance(train.optimizer, DenseRule) else train.optimizer.build,
     )
     return Trainer(

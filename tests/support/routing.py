@@ -14,7 +14,7 @@ from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan
 from recjax.embedding.segment import Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.parallel.mesh import BATCH_AXES
+from recjax.parallel.mesh import BATCH_AXES, largest_anywhere
 from recjax.train.routers import PackedBatches, StepInputs
 
 THIRD = 2**31 // 3  # three tables of so many rows are all that one device can count
@@ -63,7 +63,9 @@ def apart(router: Any, batches: PackedBatches) -> tuple[StepInputs, dict[str, in
     of_devices = P(BATCH_AXES)
 
     def body(words_NxE: Any) -> Any:
-        return batches.inputs(words_NxE[0], None, router.bound)
+        inputs, needs = batches.inputs(words_NxE[0], None, router.bound)
+        needs = largest_anywhere(needs)
+        return inputs, needs, batches.fit(needs, router.bound) if needs else None
 
     out = (of_devices, P(), P())
     mapped = jax.shard_map(body, mesh=router.mesh, in_specs=of_devices, out_specs=out)

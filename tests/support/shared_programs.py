@@ -41,7 +41,8 @@ def _program(name: str, trainer: Trainer) -> Any:
     config = json.loads(settings.to_json(trainer.config))
     del config["data"]
     config["train"] = {name: value for name, value in config["train"].items() if name not in _APART}
-    key = name, json.dumps(config), trainer.bound, trainer.mesh, nnx.graphdef(trainer.model), trainer.tasks
+    how = trainer.tasks, trainer.options.counts
+    key = name, json.dumps(config), trainer.bound, trainer.mesh, nnx.graphdef(trainer.model), how
     if key not in _programs:
         _programs[key] = _PLAIN[name](trainer)
     return _programs[key]

@@ -26,7 +26,7 @@ def test_a_norm_that_overflows_is_not_finite_either() -> None:
     placed = placed_once(2, "row_wise", StepOptions(clip_norm=1.0))
     inputs = placed.inputs[0]
     huge = StepInputs(inputs.dense_BxK * 1e21, inputs.labels_B, inputs.weights_B, inputs.routing)
-    state, metrics = placed.trainer.train_step(placed.start(), huge)
+    state, metrics = placed.trainer.counting.train_step(placed.start(), huge)
     assert int(metrics["bad_norm"]) == 1 and not bool(metrics["ok"])
     assert int(metrics["bad_dense"]) == int(metrics["bad_tables"]) == 0
 
@@ -49,7 +49,7 @@ def test_slots_that_finite_gradients_would_make_infinite(tables, dense, plan, de
     before = to_host(fresh, placed.trainer.bound)
     inputs = placed.inputs[0]
     huge = StepInputs(inputs.dense_BxK * 1e24, inputs.labels_B, inputs.weights_B, inputs.routing)
-    state, metrics = placed.trainer.train_step(fresh, huge)
+    state, metrics = placed.trainer.counting.train_step(fresh, huge)
     bad = {name: int(jnp.sum(count)) for name, count in metrics.items() if name.startswith("bad_")}
     assert {name for name, count in bad.items() if count} == ({where} if where else set())
     assert np.isfinite(float(metrics["loss"])) and bool(metrics["ok"]) == (not where)
@@ -77,7 +77,7 @@ def test_slots_that_overflow_by_addition_alone_and_slots_that_are_infinite_alrea
         inputs = placed.inputs[0]
         # gradients of a row are of the size of the bottom MLP's output, which the dense features scale
         huge = StepInputs(inputs.dense_BxK * (1e21 * rows_scale), inputs.labels_B, inputs.weights_B, inputs.routing)
-        _, metrics = placed.trainer.train_step(state, huge)
+        _, metrics = placed.trainer.counting.train_step(state, huge)
         assert (bool(metrics["ok"]), bool(metrics["bad_slots"][0])) == (ok, not ok)
 
 
@@ -98,6 +98,9 @@ def test_a_step_that_is_not_finite_changes_nothing_and_later_ones_neither(where:
         state = TrainState(state.step, state.ok, state.dense, state.opt, spoilt, state.slots)
     before = to_host(state, placed.trainer.bound)
     state, metrics = placed.trainer.train_step(state, inputs)
+    assert not bool(metrics["ok"]) and "bad_loss" not in metrics
+    again = dataclasses.replace(state, ok=jnp.ones_like(state.ok))  # counted from the state that it left
+    state, metrics = placed.trainer.counting.train_step(again, inputs)
     assert not bool(metrics["ok"])
     assert int(metrics["bad_loss"]) + int(metrics["bad_dense"]) + int(metrics["bad_tables"]) > 0
     state, metrics = placed.trainer.train_step(

@@ -118,7 +118,7 @@ def test_what_is_not_finite_is_found_in_the_step_that_makes_it() -> None:
         before = load(on_mesh.trainer.export(state))
         first = on_mesh.inputs[1]
         spoilt = dataclasses.replace(first, dense_BxK=first.dense_BxK.at[5, 1].set(np.nan))
-        after, metrics = on_mesh.trainer.train_step(state, spoilt)
+        after, metrics = on_mesh.trainer.counting.train_step(state, spoilt)
         assert not bool(metrics["ok"]) and 0 < int(metrics["bad_dense"]) <= sum(SIZES)
         jax.tree.map(np.testing.assert_array_equal, load(on_mesh.trainer.export(after)), before)
 

@@ -25,7 +25,7 @@ from recjax.embedding.routing.host import jagged_sizes, local_samples, locate_po
 from recjax.embedding.routing.routed import FeatureRouting, GroupRouting, RoutedBatch, Routing
 from recjax.embedding.segment_sums import by_segments, first_entries
 from recjax.embedding.spec import MAX_ROWS
-from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, BATCH_AXES, INSIDE_HOST, MODEL_AXES, Share
+from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, INSIDE_HOST, MODEL_AXES, Share
 
 NOTHING = -1  # in place of an id
 Sizes = tuple[tuple[int, int, int], ...]  # see `sizes`
@@ -151,10 +151,10 @@ def pack_ids(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], 
 
 
 def find_rows(bound: BoundPlan, features: Features) -> tuple[dict[str, DeviceIds], dict[str, jax.Array]]:
-    """Returns the place of each id among a device's distinct rows, by group, and the sizes that hold them.
+    """Returns the place of each id among a device's distinct rows, by group, and the sizes that hold these.
 
-    Inside `jax.shard_map`. The sizes are named as those of `RoutedBatch.required_capacities`, int32 [] each, alike on
-    all devices.
+    Inside `jax.shard_map`. The sizes are named as those of `RoutedBatch.required_capacities`, int32 [] each; the
+    largest on any device is needed on all.
 
     Args:
       bound: the bound plan.
@@ -167,7 +167,7 @@ def find_rows(bound: BoundPlan, features: Features) -> tuple[dict[str, DeviceIds
     largest |= {name: jnp.max(relay.counts_NxA, initial=0) for name, relay in relays.items() if relay}
     between = [g for g in bound.listing if g.synchronous and g.spread]
     asked = {g.name + SUMMED: _asked_of_owner(located[g.name]) for g in between}
-    return located, jax.lax.pmax(largest, BATCH_AXES) | asked
+    return located, largest | asked
 
 
 def _asked_of_owner(found: DeviceIds) -> jax.Array:
