@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from recjax.embedding.bind import bind
@@ -132,20 +133,23 @@ def plain_ways(demand: Demand) -> Assignment:
     return _ways(demand, AUTO_REPLICATE_BYTES, ())
 
 
-def by_thresholds(demand: Demand) -> Iterator[Assignment]:
-    """The assignments to begin with, the plain rule's first."""
-    yield plain_ways(demand)
+def by_thresholds(demand: Demand) -> list[Assignment]:
+    """The assignments to begin with, the plain rule's first; each also with all tables whole that pool."""
     fewer = {}
     for table in demand.tables:
         rows, vectors = demand.work.bytes_sent(table, demand.exchange, table.dim)
         fewer[table.name] = rows / vectors if vectors else math.inf
     wide = {table.name for table in demand.tables if table.dim > NARROWEST}
-    for copied in _COPIED_BYTES:
-        for least in _FEWER:
-            pooled = {name for name, times in fewer.items() if times > least}
-            yield _ways(demand, copied, pooled)
-            if pooled - wide and pooled & wide:  # which share one buffer and one list of ids
-                yield _ways(demand, copied, pooled & wide)
+    starts = [plain_ways(demand)]
+    for copied, least in itertools.product(_COPIED_BYTES, _FEWER):
+        pooled = {name for name, times in fewer.items() if times > least}
+        starts.append(_ways(demand, copied, pooled))
+        if pooled - wide and pooled & wide:  # which share one buffer and one list of ids
+            starts.append(_ways(demand, copied, pooled & wide))
+    whole = {table.name for table in demand.tables if "whole" in allowed(demand, table)}
+    return starts + [
+        {name: "whole" if way == "pooled" and name in whole else way for name, way in ways.items()} for ways in starts
+    ]
 
 
 def classes(demand: Demand) -> list[list[TableSpec]]:
@@ -165,11 +169,7 @@ def classes(demand: Demand) -> list[list[TableSpec]]:
 def search(planner: Planner, tell: Callable[[str], None] = lambda text: None) -> list[Assignment]:
     """The best assignments, the best first."""
     demand = planner.question.demand
-    starts = list(by_thresholds(demand))
-    free = {table.name for table in demand.tables if "whole" in allowed(demand, table)}
-    starts += [
-        {name: "whole" if way == "pooled" and name in free else way for name, way in ways.items()} for ways in starts
-    ]
+    starts = by_thresholds(demand)
     best = min(starts, key=planner.cost)
     tell(f"{len(starts)} ways to begin with")
     kinds = classes(demand)[:_MOVED_CLASSES]

@@ -175,7 +175,7 @@ def test_a_cache_that_is_too_large_is_refused_with_the_largest_that_fits(machine
     found = chosen(config_of(machine, tight, f"tier.device_bytes={size}"))
     assert found.tier is None and found.memory["total"] <= (1 + 1e-9) * float(tight.partition("=")[2]) * GIB
     with pytest.raises(ConfigError, match="no plan fits"):
-        chosen(config_of(machine, tight, f"tier.device_bytes={size + 3 * 4096}"))  # estimated, in blocks of 4 KiB
+        chosen(config_of(machine, tight, f"tier.device_bytes={size + 2 * 4096}"))  # estimated, in blocks of 4 KiB
 
 
 @pytest.mark.full
