@@ -36,11 +36,12 @@ from recjax.parallel.mesh import MODEL_AXES
 from recjax.planning.balance import ALLOCATED, LARGEST, balance
 from recjax.planning.cuts import LISTED, NARROWEST, Cut, cut_to
 from recjax.planning.loads import Workload
-from recjax.planning.routed import Routed, RoutedBy, together
 from recjax.planning.step_sizes import (
     Buffer,
     Copies,
     Owned,
+    Routed,
+    RoutedBy,
     Rows,
     StepSizes,
     Vectors,
@@ -48,6 +49,7 @@ from recjax.planning.step_sizes import (
     list_ids,
     list_rows,
     rows_of_lists,
+    together,
 )
 from recjax.utils.phases import Phase
 
@@ -160,7 +162,7 @@ def sizes(demand: Demand, ways: Assignment) -> StepSizes:
         parts = _parts(demand, shards)
         ways_of_ids += [part for s, p in zip(shards, parts, strict=True) for part in s.routed(p)]
         columns = sum(float((s.vectors_T * p).sum()) * s.width for s, p in zip(shards, parts, strict=True))
-        widest = max(columns / N * _UNEVEN, *(float(own.bags * own.buffer.width) for own in owned))
+        widest = max(columns / N * _UNEVEN, *(float(x.bags * x.buffer.width) for x in owned))
         split = any((p > 1).any() for p in parts)
         counts = math.ceil(counted / N) * demand.samples
         listed = list_ids(_fullest(shards, parts, "ids_T", N), counted > 0 or split, N, counts)
@@ -168,7 +170,7 @@ def sizes(demand: Demand, ways: Assignment) -> StepSizes:
         events = vector_events(
             group, listed, demand.samples, (widest, 0.0), widest, weighted, demand.exchange, work.item_bytes
         )
-        if any(own.divided for own in owned):
+        if any(tables.divided for tables in owned):
             size = N * listed * work.item_bytes
             events += [event_of(group, Phase.ROW_STATISTIC, "all-to-all", MODEL_AXES, size)] * 2
         vectors = (Vectors(tuple(owned), listed, tuple(events)),)
@@ -196,9 +198,9 @@ class _Shards:
         """Vectors of a sample from each part of the rows of a table, of all ranges together."""
         return self.stack.bags_T[self.of_T] * self.ranges
 
-    def sum(self, of: str) -> float:
+    def sum(self, field: str) -> float:
         """Returns the sum of something over all tables and ranges."""
-        return float(getattr(self.stack, of)[self.of_T].sum()) * self.ranges
+        return float(getattr(self.stack, field)[self.of_T].sum()) * self.ranges
 
     def routed(self, parts_T: np.ndarray) -> list[Routed]:
         """Returns the ids of tables whose owners have all rows, and of others."""
@@ -215,27 +217,27 @@ def _parts(demand: Demand, shards: Sequence[_Shards]) -> list[np.ndarray]:
     N = demand.work.devices
     values = sum(s.sum("rows_T") * s.width for s in shards) / N
     ids = sum(s.sum("ids_T") for s in shards) / N
-    found: list[np.ndarray] = []
+    parts: list[np.ndarray] = []
     for most in LARGEST:
-        found, sizes = [], [np.zeros(0)]
+        parts, sizes = [], [np.zeros(0)]
         for s in shards:
             rows_T, ids_T = s.stack.rows_T[s.of_T], s.stack.ids_T[s.of_T]
             parts_T = np.maximum(rows_T * s.width / (most * values), ids_T / max(1.0, most * LISTED * ids))
             parts_T = np.clip(np.ceil(parts_T), 1, np.minimum(N, rows_T)) if s.divisible else np.ones(len(rows_T))
-            found.append(parts_T)
+            parts.append(parts_T)
             sizes.append(np.repeat(rows_T * s.width / parts_T, (s.ranges * parts_T).astype(int)))
-        held = [0.0] * N
+        loads = [0.0] * N
         for size in np.sort(np.concatenate(sizes))[::-1].tolist():
-            heapq.heapreplace(held, held[0] + size)  # the largest first, to the one that has least
-        if max(held) <= ALLOCATED * values:
+            heapq.heapreplace(loads, loads[0] + size)  # the largest first, to the one that has least
+        if max(loads) <= ALLOCATED * values:
             break
-    return found
+    return parts
 
 
-def _fullest(shards: Sequence[_Shards], parts: Sequence[np.ndarray], of: str, devices: int) -> float:
+def _fullest(shards: Sequence[_Shards], parts: Sequence[np.ndarray], field: str, devices: int) -> float:
     """Load of the owner that has most of it: of fewer shards than devices that of one of them."""
-    largest = max(float((getattr(s.stack, of)[s.of_T] / p).max()) for s, p in zip(shards, parts, strict=True))
-    return max(sum(s.sum(of) for s in shards) / devices * _UNEVEN, largest)
+    largest = max(float((getattr(s.stack, field)[s.of_T] / p).max()) for s, p in zip(shards, parts, strict=True))
+    return max(sum(s.sum(field) for s in shards) / devices * _UNEVEN, largest)
 
 
 def _owned(demand: Demand, shards: Sequence[_Shards], counted: bool) -> Owned:

@@ -16,8 +16,8 @@ and its ids to each range of its columns. Rows are split evenly among distinct d
 and would come to as many shards as there are devices is split by rows alone, among all of them: that asks for its ids
 once.
 
-Vectors that owners pool count with their padding, as every owner sends as many columns as the one that has most. Rows
-of such tables are split for bytes held alone, since each part sends as many vectors.
+Rows of tables whose owners pool are split for bytes held, since each part sends as many vectors, and for more ids than
+`LISTED` times a device's share.
 """
 
 from __future__ import annotations
@@ -97,10 +97,10 @@ class Shares:
     def of_shard(self, cut: Cut, width: int) -> np.ndarray:
         """Returns the loads of one part of the rows of so many columns of a table, float64 [M]."""
         loads_K, stack = self.demand.of_part(cut, width)
-        found_GxL = np.zeros((len(self.stacks), 2))
-        found_GxL[self.stacks[stack]] = loads_K[[_HELD, _IDS]] / self.room_GxL[self.stacks[stack]]
-        found_GxL[:, 1] *= self.demand.pools(cut)
-        return np.concatenate([loads_K / self.mean_K, *found_GxL.T])
+        shares_GxL = np.zeros((len(self.stacks), 2))
+        shares_GxL[self.stacks[stack]] = loads_K[[_HELD, _IDS]] / self.room_GxL[self.stacks[stack]]
+        shares_GxL[:, 1] *= self.demand.pools(cut)
+        return np.concatenate([loads_K / self.mean_K, shares_GxL.T.ravel()])
 
     @functools.cached_property
     def base_NxM(self) -> np.ndarray:
@@ -201,9 +201,9 @@ class Demand:
                 loads_K, stack = self.of_part(cut, width)
                 total_K = total_K + count * cut.rows * loads_K
                 largest_K = np.maximum(largest_K, loads_K)
-                own_L = loads_K[[_HELD, _IDS]] * [1, self.pools(cut)]
+                loads_L = loads_K[[_HELD, _IDS]] * [1, self.pools(cut)]
                 sums_L, most_L = of_stack.get(stack, np.zeros((2, 2))).T
-                of_stack[stack] = np.stack([sums_L + count * cut.rows * own_L, np.maximum(most_L, own_L)], axis=1)
+                of_stack[stack] = np.stack([sums_L + count * cut.rows * loads_L, np.maximum(most_L, loads_L)], axis=1)
         mean_K = total_K / self.work.devices
         sums_GxL, most_GxL = np.moveaxis(np.reshape([*of_stack.values()], (len(of_stack), 2, 2)), 2, 0)
         if spare:
@@ -221,15 +221,8 @@ def cut_width(cuts: Sequence[Cut], demand: Demand) -> int:
 
     def sent(width: int) -> float:
         finer = cut_all(cuts, demand, width, 1.0)
-        ids, devices = demand.work.profile.tables, demand.work.devices
-        vectors = [cut for cut in finer if demand.pools(cut)]
-        sent = sum(len(cut.ranges) * ids[cut.spec.name].ids for cut in finer)
-        sent += sum(cut.rows * cut.spec.dim for cut in finer if cut not in vectors)
-        if vectors:  # every owner sends as many columns as the one that has most
-            widest = max(cut.width for cut in vectors)
-            columns = sum(cut.rows * cut.spec.dim * ids[cut.spec.name].bags for cut in vectors)
-            sent += devices * widest * math.ceil(columns / devices / widest)
-        return sent
+        ids = sum(len(cut.ranges) * demand.work.profile.tables[cut.spec.name].ids for cut in finer)
+        return ids + sum(cut.rows * cut.spec.dim for cut in finer)
 
     return min(sorted(widths, reverse=True), key=sent)
 

@@ -30,7 +30,7 @@ from recjax.planning.machine import Machine
 from recjax.planning.machine_file import open_machine
 from recjax.planning.predict import HostWork, Prediction, predict
 from recjax.planning.question import rows_fit
-from recjax.planning.routed import routed
+from recjax.planning.step_sizes import routed
 from recjax.settings.values import written
 from recjax.train.agreement import gather
 from recjax.train.compile_only import abstract_batches, abstract_state

@@ -11,8 +11,8 @@ from recjax.planning.graph import Graph, Node, read_graph
 from recjax.planning.machine import SIZES, Kernel, Point, Quantity
 from recjax.planning.machine_file import open_machine
 from recjax.planning.predict import HostWork, figures, parts, predict
-from recjax.planning.routed import Routed
 from recjax.planning.schedule import node_cost
+from recjax.planning.step_sizes import Routed
 from recjax.planning.work import Work
 
 HOST = HostWork(

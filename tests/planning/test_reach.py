@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 from support.machines import FORK, MACHINE
 
-from recjax.planning import reach
 from recjax.planning.graph import Graph, Node, read_graph
 from recjax.planning.machine import Kernel, Point
 from recjax.planning.machine_file import open_machine
+from recjax.planning.predict import Outside, outside, outside_text
 from recjax.planning.work import Work
 
 MEASURED = dataclasses.replace(
@@ -23,32 +23,32 @@ def copies(*sizes, trips=1):
 
 
 def test_a_class_is_named_with_how_far_it_is_carried_on_and_what_that_takes():
-    (found,) = reach.outside(copies(1000, 30_000, trips=3), MEASURED)
-    assert found == reach.Outside("copy", pytest.approx(30), pytest.approx(30 / 31))
+    (found,) = outside(copies(1000, 30_000, trips=3), MEASURED)
+    assert found == Outside("copy", pytest.approx(30), pytest.approx(30 / 31))
 
 
 def test_every_turn_of_a_loop_counts_and_the_farthest_size_is_named():
     """3 (30,000 + 10,000) us of 3 (30,000 + 10,000) + 5 1,000."""
     near = Node("near", "copy", "x", "kernel", (Work("copy", {"bytes": 1000.0}, 0.0, 1000.0),), (), 5)
-    (found,) = reach.outside(Graph((*copies(30_000, 10_000, trips=3).nodes, near)), MEASURED)
-    assert found == reach.Outside("copy", pytest.approx(30), pytest.approx(120 / 125))
+    (found,) = outside(Graph((*copies(30_000, 10_000, trips=3).nodes, near)), MEASURED)
+    assert found == Outside("copy", pytest.approx(30), pytest.approx(120 / 125))
 
 
 @pytest.mark.parametrize("sizes", [(10, 1000), (5000,), (1, 1000, 1000, 1000)], ids=["within", "near", "a small one"])
 def test_nothing_is_said_of_what_is_near_or_takes_no_time(sizes):
-    assert not reach.outside(copies(*sizes), MEASURED)
+    assert not outside(copies(*sizes), MEASURED)
 
 
 def test_a_class_without_a_point_is_named_and_of_a_data_sheet_nothing():
-    found = reach.outside(read_graph(FORK, 1), MEASURED)
+    found = outside(read_graph(FORK, 1), MEASURED)
     assert ("matmul.nn_f32", None) in [(one.kernel, one.times) for one in found]
-    assert not reach.outside(read_graph(FORK, 1), open_machine("h100"))
+    assert not outside(read_graph(FORK, 1), open_machine("h100"))
 
 
 def test_the_line_names_each_class():
     far = [{"kernel": "copy", "times": 1234.5, "share": 0.5}, {"kernel": "sort", "times": None, "share": 0.04}]
-    assert reach.to_text(far) == (
+    assert outside_text(far) == (
         "far outside of the sizes that the machine file has: copy (by a factor of up to 1,234, 50% of the kernels' "
         "time), sort (no size measured, 4% of the kernels' time)"
     )
-    assert reach.to_text([]) == ""
+    assert outside_text([]) == ""

@@ -7,7 +7,7 @@ from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import make_plan
 from recjax.embedding.segment import Exchange
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.planning.routed import Routed, routed, together
+from recjax.planning.step_sizes import Routed, routed, together
 
 TABLES = (TableSpec("a", 1000, 16, Sgd(0.1)), TableSpec("b", 500, 16, Sgd(0.1)))
 FEATURES = (FeatureSpec("x", "a", 1), FeatureSpec("y", "a", 3), FeatureSpec("z", "b", 2))

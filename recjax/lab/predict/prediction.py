@@ -17,9 +17,8 @@ from recjax.config.run import RunConfig
 from recjax.lab.bench.breakdown import part_of, scopes
 from recjax.lab.bench.run import Options, bench
 from recjax.lab.predict import draw, targets
-from recjax.planning import reach
 from recjax.planning.machine import Machine
-from recjax.planning.predict import Prediction, figures
+from recjax.planning.predict import Prediction, figures, outside_text
 from recjax.train.build import build_trainer, of_trainer
 from recjax.train.first_batch import sample
 from recjax.train.trainer import Trainer
@@ -161,7 +160,7 @@ def to_text(result: dict[str, Any]) -> str:
         lines.append(f"the machine file says nothing of {', '.join(result['missing'])}: taken for nothing")
     if result["unknown"]:
         lines.append(f"work that the program's text does not tell: {', '.join(result['unknown'][:5])}")
-    if far := reach.to_text(result["outside"]):
+    if far := outside_text(result["outside"]):
         lines.append(f"{far}; take the prediction for a rough one, or calibrate without --quick")
     lines.append("bounds, ms: " + ", ".join(f"{name} {_ms(ms)}" for name, ms in result["bounds_ms"].items()))
     lines.append(

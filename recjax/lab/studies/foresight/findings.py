@@ -11,7 +11,7 @@ from recjax.lab.studies.foresight import published
 from recjax.lab.studies.foresight.analysis import VARIANTS
 from recjax.lab.studies.foresight.draw import ERRORS, PLANS
 from recjax.lab.studies.report import Picture, Report, Row, Section, Table
-from recjax.planning import reach
+from recjax.planning.predict import outside_text
 
 
 def report(result: Mapping[str, Any], about: Mapping[str, Any], pictures: Sequence[Picture]) -> Report:
@@ -49,7 +49,7 @@ def _conditions(result: Mapping[str, Any]) -> list[str]:
     note = about["calibration"].get("note", "")
     on = f"{about['machine']}{f' ({note})' if note else ''}"
     found = [f"Predicted on {on}; {about['done']} of {about['cases']} cases done."]
-    if far := reach.to_text(result["outside"]):
+    if far := outside_text(result["outside"]):
         most = max(row["cases"] for row in result["outside"])
         found.append(f"In up to {most} cases {far}, where that is most: errors say little of a full calibration.")
     if speeds := about["slower"]:

@@ -21,8 +21,7 @@ from recjax.lab.predict.stepping import Stepping
 from recjax.planning.costs import Costs
 from recjax.planning.machine import Machine, Quantity
 from recjax.planning.planner import Planner, exact_sizes
-from recjax.planning.predict import Prediction, predict
-from recjax.planning.reach import outside
+from recjax.planning.predict import Prediction, outside, predict
 from recjax.planning.schedule import node_cost
 from recjax.train.build import build_trainer
 from recjax.train.planned import question
@@ -41,9 +40,9 @@ def foreseen(config: RunConfig, machine: Machine) -> dict[str, Any]:
       "step_ms" in full; "cpu_ms" of all threads and devices, where they share cores; "kernels_ms", kernels and
       collectives one after the other and nothing else (of devices that share cores: of all of these, over the cores);
       "no_overhead_ms", in full but for all overheads, those of starting kernels and loops and those of
-      trainings; "sketch_ms", from sizes alone, as
-      the planner sees it; "outside", classes far outside of what was measured, see `recjax.planning.reach`; "program",
-      the same for equal programs of a device on equal input.
+      trainings; "sketch_ms", from sizes alone, as the planner sees it; "outside", classes far outside of what was
+      measured, see `recjax.planning.predict.Outside`; "program", the same for equal programs of a device on equal
+      input.
     """
     trainer = build_trainer(config, splits=("train",), weights=False)
     full = predicted_of(trainer, machine)
