@@ -38,7 +38,7 @@ def test_parts_of_a_way_are_added_and_their_owners_averaged_over_ids():
 
 
 def test_a_buffer_of_which_rows_and_vectors_travel_is_held_once():
-    """Table a is whole on one device; rows of its feature x travel, vectors of y: 1,000 rows of 16 floats either way."""
+    """A table whole on one device, rows of its feature x travel, vectors of y: 1,000 rows of 16 floats either way."""
     plan = make_plan("table_wise", TABLES[:1], Exchange(kind="pooled"))
     use = TableUse(4.0, 160.0, 2, (FeatureUse("x", 1.0, 40.0), FeatureUse("y", 3.0, 120.0)))
     held = []
