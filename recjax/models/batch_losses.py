@@ -171,15 +171,17 @@ class BatchLoss(Protocol):
 class BatchSoftmax:
     """Cross-entropy of a user's item among the candidates, in nats.
 
-    l_i = -s_ii + ln sum_j exp(s_ij), s_ij = u_i . v_j / temperature - ln q_j, j over the pair itself and candidates.
+    l_i = -s_ii + weight * ln sum_j exp(s_ij), s_ij = u_i . v_j / temperature - ln q_j, j over the pair and candidates.
     q_j is how often the item is a candidate: a frequent item is one so much oftener than others, and would be pushed
     away as much more (Bengio and Senecal 2008; Yi et al. 2019, "Sampling-bias-corrected neural modeling"). Of the
     pairs' items it is their share of the training pairs, of drawn ones 1 / number of items, of both (Yang et al. 2020,
-    "Mixed negative sampling") the sum of the one and `negatives` times the other.
+    "Mixed negative sampling") the sum of the one and `negatives` times the other. A `weight` above 1 gives the pair
+    itself a higher temperature than the candidates (Wu et al. 2024, arXiv:2312.12882, whose tau_1 / tau_2 it is).
     """
 
     kind: ClassVar[str] = "softmax"
     temperature: float = 0.1  # divisor of the scores, above 0
+    weight: float = 1.0  # of the candidates beside the pair itself; 1: cross-entropy
     log_q: bool = True  # whether scores are corrected by ln q; false: frequent items are found less
     in_batch: bool = True  # whether the items of the batch's other pairs are candidates
     negatives: int = 0  # items drawn with each pair, as candidates for all pairs of the batch
@@ -190,6 +192,7 @@ class BatchSoftmax:
             raise ConfigError(
                 f"temperature is {self.temperature}; it must be above 0 and finite: scores are divided by it."
             )
+        _check_weight(self.weight)
         if not self.in_batch and not self.negatives:
             raise ConfigError("in_batch is false and negatives 0, so there are no candidates. Draw some: negatives=1.")
 
@@ -212,7 +215,7 @@ class BatchSoftmax:
         top_B = jnp.maximum(top_B, jax.lax.stop_gradient(pairs.gather(own_b)))
         others_b = pairs.scatter(sums_B * jnp.exp(most_B - top_B))
         top_b = _own_part(top_B, len(own_b))
-        losses_b = jnp.log(jnp.exp(own_b - top_b) + others_b) + top_b - own_b
+        losses_b = self.weight * (jnp.log(jnp.exp(own_b - top_b) + others_b) + top_b) - own_b
         return jnp.sum(jnp.where(pairs.weights_b > 0, pairs.weights_b * losses_b, 0))
 
 
@@ -262,8 +265,7 @@ class CosineContrastive(_Drawing):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, margin=(-1, 1))
-        if not 0 < self.weight < math.inf:
-            raise ConfigError(f"weight is {self.weight}; it must be above 0 and finite.")
+        _check_weight(self.weight)
 
     def sum_losses(self, pairs: Pairs) -> jax.Array:
         """See `BatchLoss`."""
@@ -322,6 +324,11 @@ def _over_candidates(
 def _own_part(x_B: jax.Array, b: int) -> jax.Array:
     """This device's part of an array that all have alike: [b]."""
     return jax.lax.dynamic_slice_in_dim(x_B, jax.lax.axis_index(BATCH_AXES) * b, b)
+
+
+def _check_weight(weight: float) -> None:
+    if not 0 < weight < math.inf:
+        raise ConfigError(f"weight is {weight}; it must be above 0 and finite.")
 
 
 def _least(dtype: Any) -> jax.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,14 +12,16 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from support.problems import equations, mesh_of
 
+import recjax
 from recjax.models.batch_losses import BatchSoftmax, Bpr, CalibratedBce, CosineContrastive, Drawn, Pairs
 from recjax.parallel.mesh import BATCH_AXES
 
 B, E = 24, 5
+OWN = recjax.load(str(Path(__file__).with_name("hinge_preset.py"))).model.loss  # of a preset
 LOSSES = [
     BatchSoftmax(temperature=0.3),
     BatchSoftmax(temperature=2.0, log_q=False),
-    BatchSoftmax(temperature=0.5, negatives=2),
+    BatchSoftmax(temperature=0.5, weight=1.3, negatives=2),
     BatchSoftmax(temperature=0.5, negatives=3, in_batch=False),
     Bpr(0),
     Bpr(2),
@@ -26,6 +29,7 @@ LOSSES = [
     CosineContrastive(1, margin=-0.2, weight=3.0),
     CalibratedBce(0),
     CalibratedBce(2, t=0.6),
+    OWN,
 ]
 M = 3  # most that are drawn
 ITEMS = 9
@@ -55,6 +59,8 @@ def for_loss(loss: Any, pairs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     pairs = pairs | {name: pairs[name][:, :m] for name in ("drawn", "drawn_ids", "drawn_log_q")}
     if isinstance(loss, CalibratedBce) and m:
         pairs["drawn_log_q"] = np.full((B, m), np.log(m / 40))
+    if loss is OWN:  # the highest of equal scores has no gradient
+        pairs["item"] = pairs["item"] + np.linspace(0, 0.1, B)[:, None]
     return pairs
 
 
@@ -80,7 +86,7 @@ def by_hand(loss: Any, pairs: dict[str, np.ndarray]) -> float:
         if isinstance(loss, BatchSoftmax):
             shift = np.array([log_q[i], *(q for *_, q in others)]) * loss.log_q
             logits = np.array([own, *against]) / loss.temperature - shift
-            value = np.log(np.exp(logits).sum()) - logits[0]
+            value = loss.weight * np.log(np.exp(logits).sum()) - logits[0]
         elif isinstance(loss, Bpr):
             value = np.mean(-np.log(1 / (1 + np.exp(-(own - against)))))
         elif isinstance(loss, CalibratedBce):
@@ -88,6 +94,8 @@ def by_hand(loss: Any, pairs: dict[str, np.ndarray]) -> float:
             factor = share * (loss.t * (1 - 1 / share) + 1 / share)
             value = -factor * np.log(1 / (1 + np.exp(-own))) - np.log(1 - 1 / (1 + np.exp(-against))).sum()
             value /= len(others) + 1
+        elif loss is OWN:
+            value = max(0, loss.margin + against.max() - own)
         else:
             value = 1 - own + loss.weight * np.mean(np.maximum(0, against - loss.margin))
         total += weights[i] * value

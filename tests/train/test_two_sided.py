@@ -251,6 +251,22 @@ def test_columns_that_no_side_names_are_left_out(table: Path, tmp_path: Path) ->
         assert inside("predict", out, "--topk", "2", "--out", tmp_path / f"{len(more)}.csv").status == 0
 
 
+def test_a_loss_of_ones_own_trains_by_its_settings_on_any_mesh(table: Path, tmp_path: Path) -> None:
+    """Whose values and gradients tests/models/test_batch_losses.py compares."""
+    preset = Path(__file__).parents[1] / "models/hinge_preset.py"
+    words = ["train", preset, f"data.from={table}", "data.user=who", "data.item=sku", "model.loss.margin=0.3"]
+    words += ["train.epochs=2", "train.log_every=1", "compute_dtype=float64"]
+    losses = []
+    for devices in (1, 3):
+        out = tmp_path / str(devices)
+        assert inside(*words, f"mesh.devices={devices}", "--out", out).status == 0
+        losses.append([line["loss"] for line in lines_of(out, "train")])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
+    result = inside("eval", tmp_path / "3", "--topk", "20", "--json").result
+    assert result["recall@20"] > 1.5 * json.loads((tmp_path / "3/summary.json").read_text())["popularity"]["recall@20"]
+    assert "model.loss.margin: 0.3 there" in inside(*words[:5], "--out", tmp_path / "3").err
+
+
 MISTAKES = [
     (["train", "two_tower", "data.from={table}", "data.user=who"], "name the columns of both"),
     (["train", "two_tower", "data.from={table}", "data.user=who", "data.item=skew"], "has no column 'skew'"),
