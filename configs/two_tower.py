@@ -18,13 +18,14 @@ config = RunConfig(
     model=TwoTowerConfig(),
     embedding=EmbeddingConfig(dim=64, optimizer=Adam(learning_rate=0.001)),
     train=TrainConfig(batch_size=2048, epochs=20, optimizer=DenseAdam(0.001), patience=3),
-    # Below 40 batches an epoch: smaller ones, so that there are as many; all else as above
+    # Below 40 batches an epoch: smaller ones, so that there are as many, and more patience
     small=SmallData(
         below_rows=81_920,
         steps=40,
         epochs=20,
         eval_every=0,
+        patience=6,
         optimizer=DenseAdam(0.001),
-        tables=Adam(learning_rate=0.001),
+        tables=Adam(learning_rate=0.003),
     ),
 )

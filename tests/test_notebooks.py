@@ -31,6 +31,7 @@ def test_there_are_notebooks():
         "08_several_tasks",
         "09_retrain",
         "10_histories",
+        "11_candidates",
     ]
 
 
