@@ -62,7 +62,7 @@ class HingeConfig(MFConfig):
 class HingeRun(RunConfig):
     """A run of it."""
 
-    model: HingeConfig = HingeConfig()  # type: ignore[assignment]
+    model: HingeConfig = HingeConfig()
 
 
 config = HingeRun(
