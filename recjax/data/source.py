@@ -152,8 +152,8 @@ def one_label_a_row(batch: Batch, schema: Schema, names: Iterable[str]) -> Batch
     bags = {name: batch.bags[name] for name in names if name not in labelled}
     no_labels = np.zeros(batch.size, np.float32)
     rows = take(Batch(batch.dense, bags, no_labels, no_labels, batch.position), batch.label_samples)
-    own = {name: Bags(batch.bags[name].ids[:, None]) for name in names if name in labelled}
-    return Batch(rows.dense, {**rows.bags, **own}, batch.labels, batch.weights, batch.position)
+    elements = {name: Bags(batch.bags[name].ids[:, None]) for name in names if name in labelled}
+    return Batch(rows.dense, {**rows.bags, **elements}, batch.labels, batch.weights, batch.position)
 
 
 def between(batch: Batch, start: int, stop: int) -> Batch:

@@ -27,8 +27,8 @@ class Examples:
         """With so many ids in a jagged bag."""
         self._make, self._reader = _makers(service, ids), service.reader
         self._fields: Mapping[str, str] = service.reader.fields
-        own = [name for name in service.reader.columns if name not in self._fields]
-        self._user = own if self._fields else service.reader.user or [service.reader.columns[0]]
+        of_row = [name for name in service.reader.columns if name not in self._fields]
+        self._user = of_row if self._fields else service.reader.user or [service.reader.columns[0]]
         self._rest = [name for name in service.reader.columns if name not in self._user]
 
     def request(self, rng: np.random.Generator, candidates: int) -> dict[str, Any]:

@@ -199,14 +199,14 @@ class RequestReader:
 
     def _as_row(self, user: Object, candidates: Sequence[Object]) -> Object:
         """The one row of a request whose candidates are elements of it."""
-        own, others = set(self.fields.values()), {name.rpartition(JOINT)[2] for name in self._known}
+        taken, known = set(self.fields.values()), {name.rpartition(JOINT)[2] for name in self._known}
         for at, candidate in enumerate(candidates):
-            if lacking := sorted(own - candidate.keys()):
+            if lacking := sorted(taken - candidate.keys()):
                 raise BadRequestError(f"candidates[{at}]: {missing_key(lacking[0], candidate)}")
-            if strange := [name for name in candidate if name not in own | others]:
+            if strange := [name for name in candidate if name not in taken | known]:
                 raise BadRequestError(
                     f"candidates[{at}] has the key {strange[0][:80]!r}; those of a candidate are "
-                    f"{', '.join(sorted(own))[:300]}. Leave others out, or give them under user."
+                    f"{', '.join(sorted(taken))[:300]}. Leave others out, or give them under user."
                 )
         return {**user, **{column: [each[field] for each in candidates] for column, field in self.fields.items()}}
 

@@ -106,8 +106,8 @@ def take_labels(
         return choices, dict(requests), None
     places = {name: f"{grouped[column].group}:list(...)" if column else "no list" for name, column in names.items()}
     if len(set(places.values())) > 1:
-        found = ", ".join(f"{name} is in {place}" for name, place in places.items())
-        raise ConfigError(f"label: {found}. All labels and their weights are of rows, or all fields of one list(...).")
+        listed = ", ".join(f"{name} is in {place}" for name, place in places.items())
+        raise ConfigError(f"label: {listed}. All labels and their weights are of rows, or all fields of one list(...).")
     group = grouped[next(iter(names.values()))].group
     left = {name: each for name, each in requests.items() if name not in names.values()}
     if not any(each.group == group for each in left.values()):
@@ -118,11 +118,11 @@ def take_labels(
     if labels is not None:
         each_label = (
             dataclasses.replace(
-                one,
-                meaning=dataclasses.replace(one.meaning, column=names[one.name]),
-                weight=names.get(one.weight, ""),
+                label,
+                meaning=dataclasses.replace(label.meaning, column=names[label.name]),
+                weight=names.get(label.weight, ""),
             )
-            for one in labels.each
+            for label in labels.each
         )
         labels = Labels(tuple(each_label))
     renamed = dataclasses.replace(choices.label, column=names[choices.label.column])

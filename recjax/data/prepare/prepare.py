@@ -124,8 +124,8 @@ def prepare_data(
             by = DenseEncoder(dense, missing_indicators, stats)
             about |= describe_encoding(reader, ids, by, maps)
             files = {str(Path(VOCABULARY) / file.relative_to(folder)): file for file in folder.rglob("*.npy")}
-            labels = getattr(reader, "labels", ()), getattr(reader, "label_group", "")
-            encoder = Encoder(reader.name, reader.features, reader.dense, maps, by, *labels)
+            labels, label_group = getattr(reader, "labels", ()), getattr(reader, "label_group", "")
+            encoder = Encoder(reader.name, reader.features, reader.dense, maps, by, labels, label_group)
             return_free()  # for the system to hold the blocks in
             with ThreadPoolExecutor(_THREADS) as pool:
                 splits = _Blocks(work, encoder, progress, pool).splits()
