@@ -126,9 +126,9 @@ class ShardedEmbeddings:
         features = tuple(lookups[source.name] for source in group.sources)
         if sum(routing.features[name].inverse.size for name in features) != len(sorted_ids.order_M):
             return None  # a part of the samples
-        of, plain = sorted_ids, group.dtype == "float32" and group.lines is None and group.dim == place.width
-        table = tables[group.name] if tables and plain else None
-        return SortedIds(features, of.order_M, of.row_M, of.start_U, table, of.slot_M)
+        plain = group.dtype == "float32" and group.lines is None and group.dim == place.width
+        table, ids = tables[group.name] if tables and plain else None, sorted_ids
+        return SortedIds(features, ids.order_M, ids.row_M, ids.start_U, table, ids.slot_M)
 
     def squares(self, gradients: Gradients, scale: jax.Array, homes: Homes) -> dict[str, jax.Array]:
         """Sums the squares of each group's gradients on this device, in an order that no slot has a part in: [] each.

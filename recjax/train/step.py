@@ -413,7 +413,8 @@ def make_train_step(
             return mapped(train_step)(state, inputs)
 
         def packed_step(state: TrainState, words_NxE: jax.Array, rows: jax.Array | None) -> tuple[TrainState, Metrics]:
-            return train_step(state, *inputs.inputs(words_NxE[0], rows, bound), inputs)
+            batch, needs = inputs.inputs(words_NxE[0], rows, bound)
+            return train_step(state, batch, needs, inputs)
 
         def step(state: TrainState, words_NxE: jax.Array) -> tuple[TrainState, Metrics]:
             return mapped(packed_step, P())(state, words_NxE, inputs.rows_RxW)
