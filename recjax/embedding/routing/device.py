@@ -246,17 +246,17 @@ def _relay(group: Group, bucket_M: Any, slot_M: Any, rank_M: Any, count_O: Any) 
     return Relay(owner_K, slot_K, rank_K, device_K, place_K, count_A[None], handed_E[None])
 
 
-def _in_order(group: Group, of: DeviceIds, C: int) -> dict[str, Any]:
+def _in_order(group: Group, ids: DeviceIds, C: int) -> dict[str, Any]:
     """Returns what `GroupRouting` has of ids in the order of their rows, of which C are fetched from each list.
 
     All that it takes is the one sort: where a step needs nothing else of the routing, the places of ids in their own
     order are never written.
     """
-    list_M, end = of.bucket_M[of.order_M] // group.num_peers, group.num_row_lists * C
-    row_M = jnp.where((list_M < group.num_row_lists) & (of.ranks_M < C), list_M * C + of.ranks_M, end)
+    list_M, end = ids.bucket_M[ids.order_M] // group.num_peers, group.num_row_lists * C
+    row_M = jnp.where((list_M < group.num_row_lists) & (ids.ranks_M < C), list_M * C + ids.ranks_M, end)
     whole = group.owners == 1 and group.width == group.dim
-    slot_M = jnp.where(of.bucket_M == 0, of.slot_M, group.rows) if whole else None
-    return {"order_M": of.order_M, "row_M": row_M, "start_U": first_entries(row_M, end), "slot_M": slot_M}
+    slot_M = jnp.where(ids.bucket_M == 0, ids.slot_M, group.rows) if whole else None
+    return {"order_M": ids.order_M, "row_M": row_M, "start_U": first_entries(row_M, end), "slot_M": slot_M}
 
 
 def _pack_relay(group: Group, relay: Relay, C: int, across: int, summed: int) -> GroupRouting:
