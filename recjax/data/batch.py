@@ -497,7 +497,7 @@ def validate(batch: Batch, schema: Schema) -> None:
 
 
 def _count_labels(batch: Batch, schema: Schema) -> int:
-    """How many labels a batch has by its schema, of each name; DataError where its elements are not those."""
+    """Counts the labels of each name that a batch has by its schema; DataError where its elements are not those."""
     lengths_B = batch.label_lengths
     if not schema.label_group:
         if lengths_B is not None:

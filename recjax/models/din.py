@@ -151,7 +151,7 @@ class Din(nnx.Module):
 
 
 def _beside(values: jax.Array | Elements, scored: Elements | None) -> jax.Array:
-    """What each of the scored elements has of its own, or of its row: [L, D]; where rows are scored, as it is."""
+    """Returns values of each scored element, or of its row, [L, D]; where rows are scored, as they are."""
     if scored is None:
         assert isinstance(values, jax.Array)
         return values

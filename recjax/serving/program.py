@@ -88,7 +88,7 @@ def input_shapes(schema: Schema, user: Collection[str] = (), on_disk: Sequence[s
 
 
 def find_meetings(schema: Schema) -> list[tuple[str, str]]:
-    """Which elements meet those that are scored (`Elements.beside`): a feature of each such group, and one of these."""
+    """Finds the elements that meet scored ones (`Elements.beside`): a feature of each such group, and one of these."""
     groups = (group for group in schema.groups if group.name != schema.label_group)
     found = ((g.features[0], next((x for x in g.like if x in schema.labelled_features), "")) for g in groups)
     return [(name, other) for name, other in found if other]

@@ -36,7 +36,7 @@ class ElementLabels:
 
     @classmethod
     def of(cls, group: str, labels: Labels) -> ElementLabels | None:
-        """Those of prepared data, from the name of their group and their labels; None if rows have the labels."""
+        """Makes those of prepared data, from the name of their group and their labels; None if rows have the labels."""
         return cls(group, tuple((name, SEPARATOR) for name in labels.columns)) if group else None
 
     def flat(self, arrays: Mapping[str, Any], where: Callable[[int], str]) -> tuple[dict[str, Any], np.ndarray]:
@@ -64,7 +64,7 @@ class ElementLabels:
         return flat, first[1]
 
     def unequal(self, lengths_n: np.ndarray, beside: tuple[str, np.ndarray]) -> Fault:
-        """Where rows have other numbers of labels than of elements, as a feature of the group has them."""
+        """Finds rows that have other numbers of labels than of elements, as a feature of the group has them."""
         name, expected_n = beside
         what = f"a list of another length than that of {name!r}, which {self.group}:list(...) has beside it"
         return Fault(self.columns[0][0], lengths_n != expected_n, what)
