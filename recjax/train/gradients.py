@@ -141,7 +141,7 @@ def count_in_tables(gradients: Gradients, scale: jax.Array, proposed: Mapping[st
         }
 
 
-def agree(bad: Sequence[jax.Array], needs: Mapping[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+def agree_on_step(bad: Sequence[jax.Array], needs: Mapping[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Returns whether no device has counted anything bad, bool [], and the largest of each size that some need.
 
     One all-reduce of a few integers. It waits for what is counted, so that XLA combines it with none before.

@@ -26,7 +26,7 @@ from recjax.train import late as late_sums
 from recjax.train.dense import REPLICATED, Dense, order_made
 from recjax.train.gradients import (
     after,
-    agree,
+    agree_on_step,
     clip_by_global_norm,
     count_by_name,
     count_in_dense,
@@ -383,7 +383,7 @@ def make_train_step(
         proposed = embeddings.propose(state.tables, state.slots, inputs.routing, residuals, sparse_grads, context)
         in_tables = count_in_tables(sparse_grads, scale, proposed)
 
-        fine, needs = agree([bad_loss, *bad_norm.values(), in_dense, not_sent, *in_tables.values()], needs)
+        fine, needs = agree_on_step([bad_loss, *bad_norm.values(), in_dense, not_sent, *in_tables.values()], needs)
         empty = weight == 0  # such a batch has no loss, and its step changes nothing
         ok = state.ok & (empty | fine)
         routed: Any = {"fits": batches.fit(needs, bound), "needs": needs} if batches and needs else {}
