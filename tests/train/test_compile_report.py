@@ -116,9 +116,8 @@ def test_bytes_of_collectives_are_those_of_closed_forms(found: dict[str, Any]) -
         assert lines[phase, "all-to-all"]["padded_bytes"] == pytest.approx(away * N * spread * D * 4)
         assert lines[phase, "all-to-all"]["count"] == 1
     reduced = sum(line["padded_bytes"] for line in lines.values() if line["kind"] == "all-reduce")
-    # dense gradients; sums of loss and of weights; the copied table with a column of touches; the finite check, of all
-    # gradients and of the slots of two groups
-    assert reduced == pytest.approx(2 * away * 4 * (DENSE + 2 + 3 * (D + 1) + 3))
+    # dense gradients; sums of loss and of weights; the copied table with a column of touches; whether all is finite
+    assert reduced == pytest.approx(2 * away * 4 * (DENSE + 2 + 3 * (D + 1) + 1))
     assert found["sent"]["padded_bytes"] == pytest.approx(sum(p["padded_bytes"] for p in found["phases"].values()))
 
     ids = CONFIG.data.open().read("train", 0).bags  # useful: distinct rows of a device's samples that others have

@@ -74,7 +74,8 @@ class Kinds:
     @classmethod
     def of(cls, bound: BoundPlan) -> Kinds:
         """Makes the kinds of a bound plan."""
-        jagged = [lookup.name + end for lookup in bound.lookups if lookup.spec.bag is None for end in ("", PAIRS)]
+        specs = [lookup.spec for lookup in bound.lookups]
+        jagged = [spec.name for spec in specs if spec.bag is None] + [s.name + PAIRS for s in specs if s.beside]
         lists = [group.name + step for group in bound.groups for step in ("", ACROSS, SUMMED, ROWS)]
         ids: list[str] = []
         for exchange in (exchange for exchange in bound.pooled if exchange.counted):
