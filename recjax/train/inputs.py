@@ -452,8 +452,12 @@ class InputStreams:
 
     @property
     def deals_rows(self) -> bool:
-        """True if a sample may go to any device: neither its number nor its replica group means anything."""
-        return self.item_keys is None and not self.options.per_sample and not self.bound.independent
+        """True if lists reach the model one element after the other, and a sample may go to any device.
+
+        It may where neither its number nor its replica group means anything.
+        """
+        apart = any(feature.pooling == "none" for feature in self.bound.features)
+        return apart and self.item_keys is None and not self.options.per_sample and not self.bound.independent
 
     def stages(self, host: HostState = EMPTY) -> tuple[OrderedStage, ...]:
         """Returns new ordered stages for an input stream; `host` as for `train_inputs`."""
