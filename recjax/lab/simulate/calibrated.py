@@ -52,7 +52,8 @@ class Sweep:
       by_array: whether the arrays of an all-reduce go one after the other.
       points: kind -> (bytes, ns, ns), ascending: a message as nccl-tests count it, the larger one of a rank's buffers;
         the time of the rank that came last; and how much later the others are done.
-      uneven: kind -> (bytes, skew in ns, ns, ns) where ranks come unevenly: the last one `skew` after the first.
+      uneven: kind -> (bytes, skew in ns, ns, ns) where ranks come unevenly, the last one `skew` after the first: how
+        much longer the last one takes, and how much later the others are done, than where they come together.
       followed: kind -> (bytes, ns, share, ns): where ranks compute next, how much longer the last one takes; for what
         share of that computing the others are later still; and for how long they computed when that was measured.
       further: kind -> (bytes, skew in ns, ns) of a further array in the same collective.
@@ -111,8 +112,8 @@ class Sweep:
         """Extra time of both where ranks come unevenly: those that waited must be woken."""
         more: tuple[list[tuple[float, float, float]], ...] = ([], [])
         for of_bytes, of_skew_ns, *both_ns in self.uneven.get(kind, ()):
-            for found, ns, even_ns in zip(more, both_ns, self._even(kind, of_bytes), strict=True):
-                found += [(of_bytes, _EVEN_NS, 0.0), (of_bytes, of_skew_ns, max(0.0, ns - even_ns))]
+            for found, ns in zip(more, both_ns, strict=True):
+                found += [(of_bytes, _EVEN_NS, 0.0), (of_bytes, of_skew_ns, ns)]
         longer_ns, behind_ns = (_between(found, size_bytes, skew_ns) if found else 0.0 for found in more)
         return longer_ns, behind_ns
 
@@ -213,7 +214,8 @@ def _add_uneven(sweep: Sweep, kind: str, given: Sequence[Any]) -> None:
             several.append((size / arrays, passed, arrays, skew_ns, ns))
         else:
             alone[size, passed] = ns
-            uneven.append((size, skew_ns, ns, behind_ns))
+            even_ns, even_behind_ns = sweep._even(kind, size)
+            uneven.append((size, skew_ns, max(0.0, ns - even_ns), max(0.0, behind_ns - even_behind_ns)))
     sweep.uneven[kind] = tuple(sorted(uneven))
     further = [
         (size, skew_ns, (ns - alone[size, passed]) / (arrays - 1)) for size, passed, arrays, skew_ns, ns in several
