@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from recjax.config import presets
+from recjax.embedding.plan import Plan
+from recjax.embedding.segment import Segment
 from recjax.lab.predict.nodes import Need, Node, Table, bounds, compared
 from recjax.lab.predict.tier_plan import run_of, tier_plan
 from recjax.lab.studies.tiers import measure, study
@@ -77,9 +81,13 @@ def test_model_a_is_bound_by_computing() -> None:
 
 
 @pytest.mark.full
-def test_model_f_is_planned_with_caches_of_columns() -> None:
-    """Cut by columns and rows (`plan=balanced`); of eight processes each finds an eighth of the rows."""
-    config = presets.load("bench_model_f", ["plan=balanced", "tier.device_bytes=32GB"])
+def test_model_f_is_planned_with_caches_of_columns(tmp_path: Path) -> None:
+    """One table cut by columns, all by rows; of eight processes each finds an eighth of the rows."""
+    plan: dict[str, tuple[Segment, ...]] = {f"sparse_{n}": (Segment("row_wise"),) for n in range(22)}
+    plan["sparse_0"] = tuple(Segment("row_wise", columns=columns) for columns in ((0, 128), (128, 256)))
+    file = tmp_path / "plan.json"
+    file.write_text(Plan(plan).to_json())
+    config = presets.load("bench_model_f", [f"plan={file}", "tier.device_bytes=32GB"])
     told = tier_plan(config)
     assert told["cached"] and {of["table"] for of in told["tables"]} >= {"sparse_0[0:128]", "sparse_0[128:256]"}
     assert all(of["rows"] == pytest.approx(sum(of[k] for k in _PLACES)) for of in told["tables"])
