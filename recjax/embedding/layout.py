@@ -11,8 +11,7 @@ a feature looks up several segments: `bands.py` says which of them lie in one gr
 pooled to.
 
 For a feature that exchanges pooled vectors (`Exchange.kind`), the devices send their ids to the owners of its table, an
-owner sums the rows of each bag, and the sums travel back. That is Neo's 4D parallelism (Mudigere et al. 2022, section
-4) and the Emb-Dist all-to-all of the distributed DLRMs.
+owner sums the rows of each bag, and the sums travel back: Neo's 4D parallelism (Mudigere et al. 2022, section 4).
 
 A *stream* is a feature's bags over one range of columns. It has one owner that holds all rows, or several that hold
 some of them each (table-row-wise, or segments of rows): then these send partial sums, which the asker adds up. All

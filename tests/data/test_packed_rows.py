@@ -227,7 +227,7 @@ def test_a_disk_that_is_full_in_the_midst_of_a_file_leaves_nothing_of_it(prepare
     ],
 )
 def test_arrays_that_are_not_those_of_the_schema_are_never_packed(wrong: dict[str, Any], message: str) -> None:
-    """Of one column NumPy would make as many as there is room for, and of none leave what was in memory."""
+    """NumPy would repeat one column as often as there is room, and of none leave what was in memory."""
     good = draw_rows(FIXED, 9, 0)
     bags = {name: wrong.get(name, bag) for name, bag in good.bags.items() if wrong.get(name, bag) is not None}
     bad = Batch(wrong.get("dense", good.dense), bags, wrong.get("labels", good.labels), good.weights)

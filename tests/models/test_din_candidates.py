@@ -100,7 +100,7 @@ def measured(labels, logits, weights):
 
 
 def test_measures_and_scores_are_those_of_each_candidate(table, tmp_path):
-    """Of all, by user and by author, and within each user, against NumPy on the scores that predict writes."""
+    """Metrics of all, by user and by author, and within each user, equal NumPy's on the scores that predict writes."""
     recjax.fit(config_of(table, "mesh.devices=2", "embedding.init_scale=1.0"), tmp_path / "run")
     rows = requests(80, seed=1)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

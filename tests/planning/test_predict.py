@@ -119,7 +119,7 @@ def test_what_is_done_once_a_call_is_shared_by_its_steps():
 
 
 def test_rows_that_are_taken_and_those_on_the_devices_are_read_as_was_measured_of_them():
-    """What a machine knows of blocks says nothing of them."""
+    """A machine whose file has times of blocks alone predicts none for them."""
     point = Point({"samples": 1000.0, "features": 8.0, "ids": 8000.0}, 700.0)
     blocks = {name: Kernel(1.0, "measured", (point,)) for name in ("host_read", "host_read.in_order")}
     rows = {

@@ -11,7 +11,7 @@ the same update of the same rows. C rows of each of N devices, of all replica gr
 An all-reduce of R rows moves 2 R (D + 1) numbers past each device, this N C (D + 1): fewer where a batch touches less
 than two rows in N of the table. Against rows that are spread over the devices it takes N times the memory and half of N
 times the bytes, but one exchange in place of three. Horovod does so with gradients that are tf.IndexedSlices; Parallax
-(Kim et al. 2019, EuroSys, section 3) has the same two forms of all-reduce.
+(Kim et al. 2019, EuroSys) has the same two forms of all-reduce.
 """
 
 from __future__ import annotations
@@ -45,12 +45,11 @@ class TouchedRowsExchange(CopyExchange):
         bytes_of = {Phase.ID_EXCHANGE: 4, Phase.GRAD_EXCHANGE: g.dim * item_bytes}
         if g.divides_row_means and not g.optimizer.every_row:
             bytes_of[Phase.ROW_STATISTIC] = item_bytes
-        events = [
-            self.event(phase, "all-gather", self.axes, capacities[g.name] * size) for phase, size in bytes_of.items()
-        ]
-        if g.frozen or events[0].devices == 1:
+        devices = g.devices if g.independent else g.all_devices
+        if g.frozen or devices == 1:
             return []
-        return [dataclasses.replace(event, padded_bytes=event.devices * event.padded_bytes) for event in events]
+        rows = devices * capacities[g.name]
+        return [self.event(phase, "all-gather", self.axes, rows * size) for phase, size in bytes_of.items()]
 
     def sent_bytes(self, event: Event, counts: GroupRouting, samples: int, item_bytes: int) -> np.ndarray | None:
         """Like `GroupExchange.sent_bytes`: its list, to each device of its replica group, or of all."""
