@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from support import tables
 from support.commands import inside
+from support.meshes import assert_alike_on_meshes
 from support.problems import by_row
 from support.processes import assert_equal, train_together
 
@@ -100,29 +101,8 @@ def test_logits_are_those_of_loops(log, softmax):
     np.testing.assert_allclose(found, logits_by_loops(trainer, state, batch, softmax), rtol=1e-9)
 
 
-def lines_of(out):
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_numbers_are_those_of_one_device_on_any_mesh_and_after_a_resume(log, tmp_path):
-    losses = {}
-    for name, settings in {
-        "one": ("mesh.devices=1",),
-        "two": ("mesh.devices=2", "plan=column_wise", "train.steps_per_call=3"),
-        "three": ("mesh.devices=3", "train.accumulate=2"),
-        "eight": ("mesh.devices=8", "plan=row_wise", "embedding.hot.rows=3"),
-        "device": ("mesh.devices=2", "train.routing=device"),
-    }.items():
-        config = config_of(log, "compute_dtype=float64", "model.softmax=false", *settings)
-        first = recjax.override(config, ["train.steps=3", "train.checkpoint_every=3"])
-        recjax.fit(first, tmp_path / name)
-        recjax.fit(recjax.override(first, ["train.steps=0"]), tmp_path / name)
-        lines = lines_of(tmp_path / name)
-        losses[name] = [line["loss"] for line in lines if line["split"] == "train"]
-        losses[name] += [line["auc"] for line in lines if line["split"] in ("validation", "test")]
-    assert len(losses["one"]) > 5
-    for found in losses.values():
-        np.testing.assert_allclose(found, losses["one"], rtol=1e-9)
+    assert_alike_on_meshes(config_of(log, "compute_dtype=float64", "model.softmax=false"), tmp_path)
 
 
 def test_a_request_gets_the_scores_of_predict(log, tmp_path):
