@@ -171,17 +171,21 @@ class BatchLoss(Protocol):
 class BatchSoftmax:
     """Cross-entropy of a user's item among the candidates, in nats.
 
-    l_i = -s_ii + weight * ln sum_j exp(s_ij), s_ij = u_i . v_j / temperature - ln q_j, j over the pair and candidates.
+    l_i = -s_ii + weight * ln sum_j exp(s_ij), s_ij = u_i . v_j / temperature - ln q_j, j over the pair and candidates;
+    `decoupled`: over candidates alone, so that the pull on a pair does not fade as it is told apart (Yeh et al. 2022,
+    arXiv:2110.06848, "Decoupled contrastive learning"). Then the loss of a pair without candidates is 0.
     q_j is how often the item is a candidate: a frequent item is one so much oftener than others, and would be pushed
     away as much more (Bengio and Senecal 2008; Yi et al. 2019, "Sampling-bias-corrected neural modeling"). Of the
     pairs' items it is their share of the training pairs, of drawn ones 1 / number of items, of both (Yang et al. 2020,
     "Mixed negative sampling") the sum of the one and `negatives` times the other. A `weight` above 1 gives the pair
-    itself a higher temperature than the candidates (Wu et al. 2024, arXiv:2312.12882, whose tau_1 / tau_2 it is).
+    itself a higher temperature than the candidates: with `decoupled` this is the bilateral softmax loss of Wu et al.
+    2024, arXiv:2312.12882, whose tau_1 / tau_2 it is.
     """
 
     kind: ClassVar[str] = "softmax"
     temperature: float = 0.1  # divisor of the scores, above 0
     weight: float = 1.0  # of the candidates beside the pair itself; 1: cross-entropy
+    decoupled: bool = False  # whether the pair itself is left out of its own sum
     log_q: bool = True  # whether scores are corrected by ln q; false: frequent items are found less
     in_batch: bool = True  # whether the items of the batch's other pairs are candidates
     negatives: int = 0  # items drawn with each pair, as candidates for all pairs of the batch
@@ -212,10 +216,15 @@ class BatchSoftmax:
         own_b = logits(pairs.scores(), pairs.log_q_b)
         most_B, sums_B = pairs.against_candidates(self.in_batch, measure)
         top_B = jax.lax.pmax(jax.lax.stop_gradient(most_B), BATCH_AXES)
-        top_B = jnp.maximum(top_B, jax.lax.stop_gradient(pairs.gather(own_b)))
-        others_b = pairs.scatter(sums_B * jnp.exp(most_B - top_B))
+        if not self.decoupled:
+            top_B = jnp.maximum(top_B, jax.lax.stop_gradient(pairs.gather(own_b)))
+        sums_b = pairs.scatter(sums_B * jnp.exp(most_B - top_B))
         top_b = _own_part(top_B, len(own_b))
-        losses_b = self.weight * (jnp.log(jnp.exp(own_b - top_b) + others_b) + top_b) - own_b
+        if not self.decoupled:
+            sums_b = sums_b + jnp.exp(own_b - top_b)
+        any_b = sums_b > 0  # false without candidates: the largest of them has a term of 1
+        losses_b = self.weight * (jnp.log(jnp.where(any_b, sums_b, 1)) + top_b) - own_b
+        losses_b = jnp.where(any_b, losses_b, 0)
         return jnp.sum(jnp.where(pairs.weights_b > 0, pairs.weights_b * losses_b, 0))
 
 

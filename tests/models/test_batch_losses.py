@@ -23,6 +23,8 @@ LOSSES = [
     BatchSoftmax(temperature=2.0, log_q=False),
     BatchSoftmax(temperature=0.5, weight=1.3, negatives=2),
     BatchSoftmax(temperature=0.5, negatives=3, in_batch=False),
+    BatchSoftmax(temperature=0.4, weight=1.22, decoupled=True),
+    BatchSoftmax(temperature=0.4, decoupled=True, log_q=False, negatives=2, in_batch=False),
     Bpr(0),
     Bpr(2),
     CosineContrastive(0, margin=0.1, weight=7.0),
@@ -86,7 +88,7 @@ def by_hand(loss: Any, pairs: dict[str, np.ndarray]) -> float:
         if isinstance(loss, BatchSoftmax):
             shift = np.array([log_q[i], *(q for *_, q in others)]) * loss.log_q
             logits = np.array([own, *against]) / loss.temperature - shift
-            value = loss.weight * np.log(np.exp(logits).sum()) - logits[0]
+            value = loss.weight * np.log(np.exp(logits[loss.decoupled :]).sum()) - logits[0]
         elif isinstance(loss, Bpr):
             value = np.mean(-np.log(1 / (1 + np.exp(-(own - against)))))
         elif isinstance(loss, CalibratedBce):
@@ -170,8 +172,9 @@ def test_a_pair_without_weight_counts_neither_as_pair_nor_as_candidate() -> None
     pairs = {name: x[:2].astype(np.float32) for name, x in make_pairs().items()}
     pairs |= {"weights": np.array([1.0, 0.0]), "ids": np.array([0, 1], np.int32)}
     pairs |= {"weights": pairs["weights"].astype(np.float32), "drawn_ids": pairs["drawn_ids"].astype(np.int32)}
-    for loss in (BatchSoftmax(), Bpr(0), CosineContrastive(0)):
+    for loss in (BatchSoftmax(), BatchSoftmax(decoupled=True, weight=9.0), Bpr(0), CosineContrastive(0)):
         value, user, item, _ = on_mesh(loss, pairs, 1)
         nothing = 0 if isinstance(loss, BatchSoftmax | Bpr) else 1 - pairs["user"][0] @ pairs["item"][0]
         assert value == pytest.approx(nothing, abs=1e-6)
         assert not user[1].any() and not item[1].any()
+        assert np.isfinite(user).all() and (nothing or not user.any())
