@@ -50,7 +50,7 @@ class FetchResiduals(NamedTuple):
         each host in two steps), or its own [1, C] if the group is replicated.
       inside_ExC: None, or the rows that each device of its host asks of it as a relay.
       summed: as `GroupRouting` has it.
-      further: None, or gradients that this device has summed already, of rows that it pooled itself.
+      further: None, or gradients that this device has summed already, of rows that it pooled or scored itself.
       touched_R: None, or of rows that are not listed which ones this device's samples have ids of; then nothing else is
         set.
       extents: None, or how many rows this device asks of each owner, and each device of it.

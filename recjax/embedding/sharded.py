@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.address import Homes, homes_of
+from recjax.embedding.all_rows import AllRows
 from recjax.embedding.bands import Pool
 from recjax.embedding.buffers import GroupSlots, Tables
 from recjax.embedding.elements import Elements
@@ -33,6 +34,8 @@ from recjax.embedding.routing.routed import GroupRouting, Routing
 from recjax.embedding.row_statistic import row_means
 from recjax.parallel.mesh import BATCH_AXES, MODEL_AXES
 
+ALL_ROWS = " all rows"  # names them among the vectors that were looked up
+
 
 @dataclasses.dataclass(frozen=True)
 class ShardedEmbeddings:
@@ -40,9 +43,11 @@ class ShardedEmbeddings:
 
     Attributes:
       bound: the bound plan.
+      all_rows: a table of which all rows are looked up; None: there is none.
     """
 
     bound: BoundPlan
+    all_rows: AllRows | None = None
 
     @property
     def learning(self) -> list[Group]:
@@ -59,6 +64,8 @@ class ShardedEmbeddings:
 
     def fetch(self, tables: Tables, routing: Routing, samples: int, mean: bool = False) -> tuple[LookedUp, Residuals]:
         """Brings what this device's samples need, distinct rows or pooled vectors: see `GroupExchange.fetch`.
+
+        And its share of `all_rows`.
 
         Args:
           tables: this device's parts.
@@ -77,6 +84,8 @@ class ShardedEmbeddings:
             of, entries = PoolingExchange(exchange).look_up(tables, routing.pooled[exchange.name], samples, mean)
             vectors |= of
             residuals.pooled[exchange.name] = entries
+        if self.all_rows is not None:
+            vectors[ALL_ROWS] = self.all_rows.read(tables)
         return LookedUp(rows, vectors), residuals
 
     def pool(self, found: LookedUp, tables: Tables | None, routing: Routing, samples: int) -> dict[str, Any]:
@@ -156,7 +165,7 @@ class ShardedEmbeddings:
           routing: as it got it.
           grads: gradients of what it brought.
         """
-        pooled: Gradients = {}
+        pooled: Gradients = {} if self.all_rows is None else self.all_rows.gradient(grads.vectors[ALL_ROWS])
         for exchange in self.bound.pooled:
             name = exchange.name
             of, entries = routing.pooled[name], residuals.pooled[name]

@@ -1,9 +1,9 @@
 """Losses of pairs of a user and an item that belong together, told apart from other items.
 
 A batch has such pairs alone, its positives. Each is scored against candidates: the items of all other pairs of the
-global batch, or items that are drawn for it, a few with each pair and shared by all. Users travel to the candidates,
-which stay on their device; of what is computed there sums come back. So the numbers depend on the batch and not on the
-devices that share it.
+global batch; items that are drawn for it, a few with each pair and shared by all; or all items, each on a device that
+holds it. Users travel to the candidates, which stay on their device; of what is computed there sums come back. So the
+numbers depend on the batch and not on the devices that share it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,21 @@ class Drawn:
 
 
 @dataclasses.dataclass(frozen=True)
+class AllItems:
+    """One device's share of all items that training knows.
+
+    Attributes:
+      rows_cxD: their rows.
+      ids_c: int32, which they are; -1 where there is none.
+      vectors: from rows [C, D] to vectors [C, E].
+    """
+
+    rows_cxD: jax.Array
+    ids_c: jax.Array
+    vectors: Callable[[jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
 class Pairs:
     """The pairs of one device and what is known of the batch, inside `jax.shard_map` over BATCH_AXES.
 
@@ -48,6 +63,7 @@ class Pairs:
       ids_b: int32, which item each is: the row of its table.
       log_q_b: logarithm of how often the item is a candidate, up to a constant that all have in common.
       drawn: items that were drawn for the batch, this device's; None: none were.
+      all_items: for a loss over all items, this device's; None: there is no such loss.
       precision: of float32 products.
       scores_at_once: scores that a device holds at a time, where there are so many users and candidates.
     """
@@ -58,6 +74,7 @@ class Pairs:
     ids_b: jax.Array
     log_q_b: jax.Array
     drawn: Drawn | None = None
+    all_items: AllItems | None = None
     precision: Precision = Precision.HIGHEST
     scores_at_once: int = 2**22  # 16 MiB of float32
 
@@ -130,23 +147,66 @@ class Pairs:
         parts = jax.lax.map(jax.checkpoint(block), jax.tree.map(cut, whole))
         return jax.tree.map(lambda x: x.reshape(blocks * rows)[:B], parts)
 
+    def against_all_items(
+        self, measure: Callable[[jax.Array, jax.Array, jax.Array, Any], Any], about_b: Any = ()
+    ) -> Any:
+        """Scores all users of the batch against this device's share of all items, a block of items at a time.
 
-def make_pairs(vectors: tuple[jax.Array, jax.Array, jax.Array | None], weights_b: jax.Array, items: Any) -> Pairs:
+        A user's own item does not count. A block is computed again for the gradients, its vectors too.
+
+        Args:
+          measure: as for `against_candidates`, of all users and a block of items: arrays [B]. All log q are 0.
+          about_b: likewise.
+
+        Returns:
+          The arrays of `measure`, of each block of this device: [blocks, B].
+        """
+        assert self.all_items is not None
+        rows_cxD, ids_c = self.all_items.rows_cxD, self.all_items.ids_c
+        make_vectors = self.all_items.vectors
+        user_BxE, ids_B, about_B = jax.tree.map(self.gather, (self.user_bxE, self.ids_b, about_b))
+
+        def block(part: tuple[jax.Array, jax.Array]) -> Any:
+            rows_CxD, ids_C = part
+            vectors_CxE = make_vectors(rows_CxD).astype(user_BxE.dtype)
+            scores_BxC = jnp.matmul(user_BxE, vectors_CxE.T, precision=self.precision)
+            counts_BxC = (ids_C >= 0)[None] & (ids_B[:, None] != ids_C[None])
+            return measure(scores_BxC, counts_BxC, jnp.zeros(ids_C.shape, scores_BxC.dtype), about_B)
+
+        c = len(ids_c)
+        blocks = -(-c // max(1, self.scores_at_once // len(ids_B)))
+        if blocks == 1:
+            return jax.tree.map(lambda x: x[None], block((rows_cxD, ids_c)))
+        C = -(-c // blocks)
+        rows_CxD = jnp.pad(rows_cxD, ((0, blocks * C - c), (0, 0))).reshape(blocks, C, -1)
+        ids_C = jnp.pad(ids_c, (0, blocks * C - c), constant_values=-1).reshape(blocks, C)
+        return jax.lax.map(jax.checkpoint(block), (rows_CxD, ids_C))
+
+
+def make_pairs(
+    vectors: tuple[jax.Array, jax.Array, jax.Array | None],
+    weights_b: jax.Array,
+    items: Any,
+    all_items: AllItems | None = None,
+) -> Pairs:
     """The pairs of one device.
 
     Args:
       vectors: of users and items, [b, E]; and of drawn items, [b, M, E], or None.
       weights_b: of the pairs.
       items: what is known of their items: "ids_B", "log_q_B", and of drawn ones "drawn_BxM" and "drawn_log_q_BxM".
+      all_items: as `Pairs` has it.
     """
     user_bxE, item_bxE, drawn = (None if x is None else x.astype(weights_b.dtype) for x in vectors)
     of_drawn = None if drawn is None else Drawn(drawn, items["drawn_BxM"], items["drawn_log_q_BxM"])
     assert user_bxE is not None and item_bxE is not None
-    return Pairs(user_bxE, item_bxE, weights_b, items["ids_B"], items["log_q_B"], of_drawn)
+    return Pairs(user_bxE, item_bxE, weights_b, items["ids_B"], items["log_q_B"], of_drawn, all_items)
 
 
 class BatchLoss(Protocol):
     """A loss over the batch: a frozen dataclass; one of your own is the type of the field `loss` of your model.
+
+    If `in_batch` is false and `negatives` 0, the candidates are all items: `Pairs.against_all_items`.
 
     Attributes:
       kind: its name.
@@ -167,8 +227,58 @@ class BatchLoss(Protocol):
         """The sum of weight * loss over this device's pairs: []."""
 
 
+def takes_all_items(loss: BatchLoss) -> bool:
+    """Returns True if the candidates of a loss are all items that training knows."""
+    return not loss.in_batch and not loss.negatives
+
+
 @dataclasses.dataclass(frozen=True)
-class BatchSoftmax:
+class _Softmax:
+    """Base of the losses -s_ii + weight * ln sum_j exp(s_ij)."""
+
+    temperature: float = 0.1  # divisor of the scores, above 0
+    weight: float = 1.0  # of the candidates beside the pair itself; 1: cross-entropy
+    decoupled: bool = False  # whether the pair itself is left out of its own sum
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(
+                f"temperature is {self.temperature}; it must be above 0 and finite: scores are divided by it."
+            )
+        _check_weight(self.weight)
+
+    def logits(self, scores: jax.Array, log_q: jax.Array) -> jax.Array:
+        """s_ij, from u_i . v_j and ln q_j."""
+        return scores / self.temperature - log_q
+
+    def measure(
+        self, scores_rxc: jax.Array, counts_rxc: jax.Array, log_q_c: jax.Array, about: Any
+    ) -> tuple[jax.Array, jax.Array]:
+        """The largest logit of some users with some candidates, and the sum of exp(logit - largest): [r] each."""
+        del about
+        logits_rxc = jnp.where(counts_rxc, self.logits(scores_rxc, log_q_c[None]), -jnp.inf)
+        most_r = jax.lax.stop_gradient(jnp.max(logits_rxc, axis=1))
+        most_r = jnp.where(jnp.isfinite(most_r), most_r, _least(logits_rxc.dtype))
+        return most_r, jnp.sum(jnp.exp(logits_rxc - most_r[:, None]), axis=1)
+
+    def sum_over_devices(self, pairs: Pairs, most_B: jax.Array, sums_B: jax.Array) -> jax.Array:
+        """`BatchLoss.sum_losses`, of what `measure` gives for all users and all of this device's candidates."""
+        own_b = self.logits(pairs.scores(), pairs.log_q_b)
+        top_B = jax.lax.pmax(jax.lax.stop_gradient(most_B), BATCH_AXES)
+        if not self.decoupled:
+            top_B = jnp.maximum(top_B, jax.lax.stop_gradient(pairs.gather(own_b)))
+        sums_b = pairs.scatter(sums_B * jnp.exp(most_B - top_B))
+        top_b = _own_part(top_B, len(own_b))
+        if not self.decoupled:
+            sums_b = sums_b + jnp.exp(own_b - top_b)
+        any_b = sums_b > 0  # false without candidates: the largest of them has a term of 1
+        losses_b = self.weight * (jnp.log(jnp.where(any_b, sums_b, 1)) + top_b) - own_b
+        losses_b = jnp.where(any_b, losses_b, 0)
+        return jnp.sum(jnp.where(pairs.weights_b > 0, pairs.weights_b * losses_b, 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSoftmax(_Softmax):
     """Cross-entropy of a user's item among the candidates, in nats.
 
     l_i = -s_ii + weight * ln sum_j exp(s_ij), s_ij = u_i . v_j / temperature - ln q_j, j over the pair and candidates;
@@ -183,49 +293,46 @@ class BatchSoftmax:
     """
 
     kind: ClassVar[str] = "softmax"
-    temperature: float = 0.1  # divisor of the scores, above 0
-    weight: float = 1.0  # of the candidates beside the pair itself; 1: cross-entropy
-    decoupled: bool = False  # whether the pair itself is left out of its own sum
     log_q: bool = True  # whether scores are corrected by ln q; false: frequent items are found less
     in_batch: bool = True  # whether the items of the batch's other pairs are candidates
     negatives: int = 0  # items drawn with each pair, as candidates for all pairs of the batch
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_ranges(self, negatives=(0, 10_000))
-        if not 0 < self.temperature < math.inf:
+        if takes_all_items(self):
             raise ConfigError(
-                f"temperature is {self.temperature}; it must be above 0 and finite: scores are divided by it."
+                "in_batch is false and negatives 0, so there are no candidates. Draw some: negatives=1; or take all "
+                "items: model.loss=full_softmax."
             )
-        _check_weight(self.weight)
-        if not self.in_batch and not self.negatives:
-            raise ConfigError("in_batch is false and negatives 0, so there are no candidates. Draw some: negatives=1.")
+
+    def logits(self, scores: jax.Array, log_q: jax.Array) -> jax.Array:
+        """See `_Softmax`."""
+        return super().logits(scores, log_q) if self.log_q else scores / self.temperature
 
     def sum_losses(self, pairs: Pairs) -> jax.Array:
         """See `BatchLoss`."""
+        most_B, sums_B = pairs.against_candidates(self.in_batch, self.measure)
+        return self.sum_over_devices(pairs, most_B, sums_B)
 
-        def logits(scores: jax.Array, log_q: jax.Array) -> jax.Array:
-            return scores / self.temperature - log_q if self.log_q else scores / self.temperature
 
-        def measure(scores: jax.Array, counts: jax.Array, log_q_c: jax.Array, about: Any) -> tuple[Any, Any]:
-            del about
-            logits_rxc = jnp.where(counts, logits(scores, log_q_c[None]), -jnp.inf)
-            most_r = jax.lax.stop_gradient(jnp.max(logits_rxc, axis=1))
-            most_r = jnp.where(jnp.isfinite(most_r), most_r, _least(logits_rxc.dtype))
-            return most_r, jnp.sum(jnp.exp(logits_rxc - most_r[:, None]), axis=1)
+@dataclasses.dataclass(frozen=True)
+class FullSoftmax(_Softmax):
+    """Cross-entropy of a user's item among all items that training knows, in nats.
 
-        own_b = logits(pairs.scores(), pairs.log_q_b)
-        most_B, sums_B = pairs.against_candidates(self.in_batch, measure)
-        top_B = jax.lax.pmax(jax.lax.stop_gradient(most_B), BATCH_AXES)
-        if not self.decoupled:
-            top_B = jnp.maximum(top_B, jax.lax.stop_gradient(pairs.gather(own_b)))
-        sums_b = pairs.scatter(sums_B * jnp.exp(most_B - top_B))
-        top_b = _own_part(top_B, len(own_b))
-        if not self.decoupled:
-            sums_b = sums_b + jnp.exp(own_b - top_b)
-        any_b = sums_b > 0  # false without candidates: the largest of them has a term of 1
-        losses_b = self.weight * (jnp.log(jnp.where(any_b, sums_b, 1)) + top_b) - own_b
-        losses_b = jnp.where(any_b, losses_b, 0)
-        return jnp.sum(jnp.where(pairs.weights_b > 0, pairs.weights_b * losses_b, 0))
+    As `BatchSoftmax`, with j over the pair and all other items, s_ij = u_i . v_j / temperature. A step takes
+    8 * B * V * E operations for B pairs, V items and vectors of length E, and changes the row of every item.
+    """
+
+    kind: ClassVar[str] = "full_softmax"
+    in_batch: ClassVar[bool] = False
+    negatives: ClassVar[int] = 0
+
+    def sum_losses(self, pairs: Pairs) -> jax.Array:
+        """See `BatchLoss`."""
+        most_KxB, sums_KxB = pairs.against_all_items(self.measure)
+        most_B = jnp.max(most_KxB, axis=0)
+        return self.sum_over_devices(pairs, most_B, jnp.sum(sums_KxB * jnp.exp(most_KxB - most_B[None]), axis=0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,7 +417,7 @@ class CalibratedBce(_Drawing):
         return jnp.sum(pairs.weights_b * losses_b)
 
 
-AnyBatchLoss = BatchSoftmax | Bpr | CosineContrastive | CalibratedBce
+AnyBatchLoss = BatchSoftmax | FullSoftmax | Bpr | CosineContrastive | CalibratedBce
 
 
 def _over_candidates(

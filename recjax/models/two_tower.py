@@ -137,14 +137,11 @@ class TwoSided(nnx.Module):
         user_BxE, item_BxE = map(_of_length_1, both) if self.normalize else both
         return user_BxE, item_BxE
 
-    def drawn(self, rows_bxMxD: jax.Array) -> jax.Array:
-        """Vectors of items that were drawn, [b, M, E], from their rows: the item's side sees nothing else."""
-        b, M, D = rows_bxMxD.shape
-        rows_LxD = rows_bxMxD.reshape(b * M, D)
-        none_LxK = jnp.zeros((b * M, 0), rows_LxD.dtype)
+    def items(self, rows_LxD: jax.Array) -> jax.Array:
+        """Vectors of some items, [L, E], from their rows: the item's side must see nothing else."""
+        none_LxK = jnp.zeros((len(rows_LxD), 0), rows_LxD.dtype)
         vectors_LxE = self.item(none_LxK, {self.item.side.features[0]: rows_LxD}).astype(self.dtype)
-        vectors_LxE = _of_length_1(vectors_LxE) if self.normalize else vectors_LxE
-        return vectors_LxE.reshape(b, M, -1)
+        return _of_length_1(vectors_LxE) if self.normalize else vectors_LxE
 
     def __call__(self, dense_BxK: jax.Array, pooled: Mapping[str, jax.Array]) -> jax.Array:
         """The score of each pair, [b]."""

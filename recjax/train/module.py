@@ -220,7 +220,7 @@ def both_vectors(
     before = _forms(kept_state(model))
     with _explained(cls):
         both = call(dense_BxK, {name: x for name, x in pooled.items() if not name.endswith(DRAWN)})
-        drawn = None if rows is None else cast(Any, model).drawn(rows)
+    drawn = None if rows is None else item_vectors(model, rows.reshape(-1, rows.shape[2])).reshape(*rows.shape[:2], -1)
     _check_kept(cls, before, kept_state(model))
     if not isinstance(both, tuple | list) or len(both) != 2:
         both = (both, None)
@@ -231,6 +231,19 @@ def both_vectors(
             f"arrays of floats of one shape, [{samples}, E]: the vectors of the users and those of the items."
         )
     return both[0], both[1], drawn
+
+
+def item_vectors(model: nnx.Module, rows_LxD: jax.Array) -> jax.Array:
+    """Vectors of items of which nothing but their rows is known, [L, E]. Called while tracing.
+
+    Raises:
+      ConfigError: the module has no such function, or the user's code fails.
+    """
+    cls = type(model)
+    if not hasattr(model, "items"):
+        raise ConfigError(f"{_named(cls, 'vectors')} has no method items(rows), by which drawn items get vectors.")
+    with _explained(cls):
+        return cast(Any, model).items(rows_LxD)
 
 
 def _joined(cls: type, found: Any, samples: int, tasks: Tasks) -> jax.Array:

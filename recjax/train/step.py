@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -13,13 +14,14 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from recjax.embedding.all_rows import AllRows
 from recjax.embedding.buffers import Tables
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.residuals import LookedUp, UpdateContext, Vectors
 from recjax.embedding.routing.routed import Routing
-from recjax.embedding.sharded import ShardedEmbeddings
+from recjax.embedding.sharded import ALL_ROWS, ShardedEmbeddings
 from recjax.models import stateful
-from recjax.models.batch_losses import BatchLoss, make_pairs
+from recjax.models.batch_losses import AllItems, BatchLoss, make_pairs
 from recjax.models.stateful import Samples, Step
 from recjax.parallel.mesh import BATCH_AXES, largest_anywhere
 from recjax.train import late as late_sums
@@ -34,7 +36,7 @@ from recjax.train.gradients import (
     mean_over_batch,
     sum_over_batch,
 )
-from recjax.train.module import ModuleDef, both_vectors, kept_state, outputs
+from recjax.train.module import ModuleDef, both_vectors, item_vectors, kept_state, outputs
 from recjax.train.routers import PackedBatches, StepInputs
 from recjax.train.state import TrainState
 from recjax.train.tasks import Tasks, divided_weights, loss_sums, total
@@ -114,8 +116,13 @@ class Forward:
         with stateful.seeing(samples):
             found, kept = self._run(params, kept, looked_up, tables, inputs, self.batch_loss is not None)
         if self.batch_loss is not None:
+            all_items = None
+            if (all_rows := self.embeddings.all_rows) is not None:
+                vectors = functools.partial(item_vectors, self.module.merge(params, kept))
+                all_items = AllItems(looked_up.vectors[ALL_ROWS], all_rows.share()[1], vectors)
             with jax.named_scope("loss"):
-                return self.batch_loss.sum_losses(make_pairs(found, inputs.weights_B, inputs.items)), ((), kept)
+                pairs = make_pairs(found, inputs.weights_B, inputs.items, all_items)
+                return self.batch_loss.sum_losses(pairs), ((), kept)
         found = found.astype(inputs.labels_B.dtype)
         with jax.named_scope("loss"):
             if not self.tasks:
@@ -267,6 +274,7 @@ class StepOptions:
       late: whether the dense part takes the gradients of the step before: see `recjax.train.late`.
       frozen: whether the dense part, with the module's other state, stays as it is to the last bit.
       batch_loss: see `Forward`. Its samples are those with label 1 alone.
+      all_rows: the table of the items, for a loss over all of them; None: there is no such loss.
       counts: whether a step also counts values that are not finite by name, for `recjax.train.gradients.explain`; else
         it only finds that there are some.
       tx_of: makes the dense optimizer of a learning rate, []; None: it is as it is, whatever `TrainState.rates` says.
@@ -280,6 +288,7 @@ class StepOptions:
     late: bool = False
     frozen: bool = False
     batch_loss: BatchLoss | None = None
+    all_rows: AllRows | None = None
     counts: bool = False
     tx_of: Callable[[Any], optax.GradientTransformation] | None = None
 
@@ -324,7 +333,7 @@ def make_train_step(
       [groups that have them], of table groups' slots (`slotted`) that the step would have made infinite or NaN; their
       sums are further all-reduces in finite_check.
     """
-    embeddings = ShardedEmbeddings(bound)
+    embeddings = ShardedEmbeddings(bound, options.all_rows)
     forward = Forward(model, embeddings, tasks, options.per_sample, options.batch_loss)
     replica_groups = bound.replicas if bound.independent else 1  # which step by their own parts: replica_groups.py
 

@@ -56,7 +56,7 @@ from recjax.train.state import EMPTY, HostState, TrainState
 from recjax.train.step import Metrics, StepOptions, make_predict, make_train_step, rated
 from recjax.train.table_specs import dims, refuse_reduced
 from recjax.train.tasks import Tasks, choice_of, outputs_for, tasks_of
-from recjax.train.two_sided import refuse_what_does_not_go, sides_of
+from recjax.train.two_sided import all_item_rows, refuse_places, refuse_what_does_not_go, sides_of
 from recjax.utils.lazy_arrays import load
 
 
@@ -240,12 +240,15 @@ class Trainer(InputStreams):
     @functools.cached_property
     def step_program(self) -> jax.stages.Wrapped:
         """The jitted training step: see `make_train_step`."""
+        keys, options = self.item_keys, self.options
+        if keys is not None:
+            options = dataclasses.replace(options, all_rows=all_item_rows(self.config, keys, self.bound))
         return make_train_step(
             ModuleDef.of(self.model),
             self.bound,
             self.mesh,
             self.tx,
-            self.options,
+            options,
             dense=self.dense,
             tasks=self.tasks,
             compiler_options=compiler_options(self.products),
@@ -493,6 +496,8 @@ def assemble_trainer(
             if config.tier.disk:
                 folder_of(config.tier.disk)  # refuses one that cannot be made before anything is trained
     require_possible(bound)
+    if two_sided:
+        refuse_places(config, source.schema, bound)
     if dynamic_tables(bound) and config.embedding.hot.rows:
         raise ConfigError(
             f"embedding.tables.{dynamic_tables(bound)[0]}.ids=dynamic does not go with embedding.hot.rows, which are "

@@ -13,8 +13,12 @@ from recjax.data.arrow.roles import AUTO, column_text
 from recjax.data.batch import ANY_ID, Bags, Batch, Schema
 from recjax.data.datasets.own_table import Table
 from recjax.data.source import BlockSource, has_blocks
+from recjax.embedding.all_rows import AllRows
+from recjax.embedding.layout import BoundPlan
+from recjax.embedding.sharding import ReplicatedSharding, RowSharding
 from recjax.embedding.spec import FeatureSpec
 from recjax.errors import ConfigError
+from recjax.models.batch_losses import takes_all_items
 from recjax.models.two_tower import DRAWN, Side, Sides
 from recjax.train.table_specs import nearest_names
 from recjax.utils import log
@@ -120,7 +124,7 @@ class ItemKeys:
       feature: which tells items apart.
       log_q_V: float64, for each of its rows the logarithm of how often it is a candidate, up to a common constant.
       negatives: items that are drawn with each sample.
-      items: those that may be drawn, integers [n].
+      items: those that training knows, which may be drawn, integers [n].
       seed: of the drawing.
     """
 
@@ -172,6 +176,7 @@ def item_keys(config: RunConfig, source: BlockSource) -> ItemKeys:
     items = np.flatnonzero(counts_V)
     # One that training does not know counts as seen once: it may stand in a batch that is evaluated
     often_V = loss.in_batch * np.maximum(counts_V, 1) / max(1, counts_V.sum()) + loss.negatives / max(1, len(items))
+    often_V = often_V + takes_all_items(loss)  # each is a candidate once
     return ItemKeys(feature, np.log(often_V), loss.negatives, items, config.seed)
 
 
@@ -182,6 +187,18 @@ def count_items(source: BlockSource, feature: str) -> np.ndarray:
         block = source.read("train", index)
         np.add.at(counts_V, block.bags[feature].ids[is_pair(block), 0], 1)
     return counts_V
+
+
+def all_item_rows(config: RunConfig, keys: ItemKeys, bound: BoundPlan) -> AllRows | None:
+    """The rows of all items that training knows, for a loss over all of them; None for another loss."""
+    if not takes_all_items(cast(Any, config.model).loss):
+        return None
+    absent = np.setdiff1d(np.arange(len(keys.log_q_V)), keys.items)
+    return AllRows(bound, _table(bound, keys.feature), tuple(absent.tolist()))
+
+
+def _table(bound: BoundPlan, feature: str) -> str:
+    return next(spec.table for spec in bound.features if spec.name == feature)
 
 
 def is_pair(batch: Batch) -> np.ndarray:
@@ -202,23 +219,50 @@ def refuse_what_does_not_go(config: RunConfig, schema: Schema) -> None:
             f"train.replica_sync={config.train.replica_sync} gives each replica group tables of its own, but "
             f"model={kind} scores users of one group against items of all. Set train.replica_sync=exact."
         )
-    model: Any = config.model
-    loss, sides = model.loss, sides_of(config, schema)
+    loss, sides = cast(Any, config.model).loss, sides_of(config, schema)
     item = sides["item"].features[0]
     if config.embedding.tables.get(item, TableConfig()).ids or schema.feature(item).rows == ANY_ID:
         raise ConfigError(
             f"embedding.tables.{item}.ids=dynamic gives rows to items in the course of the training, and model={kind} "
             "must know all of them to count and to rank them. Prepare the data with a vocabulary for the item."
         )
-    if loss.negatives and (len(sides["item"].features) > 1 or sides["item"].dense):
+    if not loss.in_batch and (len(sides["item"].features) > 1 or sides["item"].dense):
         further = [*sides["item"].features[1:], *(schema.dense[place] for place in sides["item"].dense)]
+        what = f"loss.negatives={loss.negatives} draws items" if loss.negatives else f"loss={loss.kind} takes all items"
         raise ConfigError(
-            f"model.loss.negatives={loss.negatives} draws items by their number, and model.item has {further[0]}, "
-            "which is not known of a drawn one. Set model.loss.negatives=0, so that candidates are the items of the "
-            "batch; or leave further features of the item out."
+            f"model.{what} by their number, and model.item has {further[0]}, which is not known of an item beside the "
+            "pairs of the batch. Take candidates from the batch: model.loss=softmax, or model.loss.negatives=0 of "
+            "another loss; or leave further features of the item out."
         )
     if schema.labels or config.tasks:
         raise ConfigError(
             f"model={kind} learns from rows whose one label is 1, and here are tasks: "
             f"{', '.join(label.name for label in schema.labels) or ', '.join(config.tasks)}. Name one binary label."
         )
+
+
+def refuse_places(config: RunConfig, schema: Schema, bound: BoundPlan) -> None:
+    """Refuses places of the items' rows that a loss over all items cannot read them from (ConfigError)."""
+    loss = cast(Any, config.model).loss
+    if not takes_all_items(loss):
+        return
+    table = _table(bound, sides_of(config, schema)["item"].features[0])
+    places = bound.segments(table)
+    group, segment = places[0]
+    if len(places) > 1:
+        what = f"the plan cuts {table} into {len(places)} parts"
+    elif type(group.sharding) not in (RowSharding, ReplicatedSharding):
+        what = f"{table} is placed {segment.placement}"
+    elif group.cached:
+        what = f"the host has a part of the rows of {table} (tier.device_bytes)"
+    elif any(group in exchange.groups for exchange in bound.pooled):
+        what = f"rows of {table} are pooled where they are (plan.pooled)"
+    elif group.spread and group.synchronous:
+        what = f"mesh.replicas={group.replicas} has the rows of {table} once in each group"
+    else:
+        return
+    raise ConfigError(
+        f"model.loss={loss.kind} reads all rows of the items where they are, whole and each on one device, but {what}. "
+        "Set plan=row_wise or plan=data_parallel, all rows on devices (tier.device_bytes=0) and mesh.replicas=1; or "
+        "draw items: model.loss=softmax model.loss.in_batch=false model.loss.negatives=8."
+    )

@@ -13,7 +13,7 @@ from support.processes import assert_equal, train_together
 pytestmark = [pytest.mark.full, pytest.mark.multiprocess, pytest.mark.light_compile, pytest.mark.few_programs]
 
 
-@pytest.mark.parametrize("loss", ["softmax", "ccl"])
+@pytest.mark.parametrize("loss", ["softmax", "ccl", "full_softmax"])
 def test_two_processes_train_and_rank_as_one(loss: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     table = tmp_path / "clicks.csv"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,16 @@ import numpy as np
 import optax
 import pytest
 from support.commands import inside, lines_of
-from support.problems import Problem, compare, run_oracle, run_sharded
+from support.problems import Placed, Problem, compare, run_oracle, run_sharded, trainer_of
 
 from recjax.config.run import RunConfig
 from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.data.source import between
-from recjax.embedding.optim import RowWiseAdagrad
+from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.models.batch_losses import BatchSoftmax, CosineContrastive
-from recjax.models.two_tower import TwoTowerConfig
+from recjax.models.batch_losses import BatchSoftmax, CosineContrastive, FullSoftmax
+from recjax.models.two_tower import MFConfig, TwoTowerConfig
+from recjax.planning.compiled_collectives import collectives
 from recjax.train.step import StepOptions
 from recjax.train.two_sided import item_keys
 
@@ -59,6 +61,16 @@ class Source:
         return self.rows
 
 
+def tower(dense: Any, side: str, parts: list[Any]) -> Any:
+    """Vectors of one side: two layers, made of length 1."""
+    hidden = jnp.concatenate(parts, axis=1)
+    for layer in range(2):
+        path = f"{side}.mlp.layers.{layer}"
+        hidden = hidden @ dense[f"{path}.kernel.value"] + dense[f"{path}.bias.value"][None]
+        hidden = jnp.maximum(hidden, 0) if layer == 0 else hidden
+    return hidden / jnp.linalg.norm(hidden, axis=1, keepdims=True)
+
+
 def make_problem(loss: Any) -> Problem:
     """Some steps of two towers that see all features."""
     source: Any = Source(B * STEPS)
@@ -87,22 +99,14 @@ def make_problem(loss: Any) -> Problem:
 
     sides = {"user": user, "item": item}
 
-    def vectors(dense: Any, side: str, parts: list[Any]) -> Any:
-        hidden = jnp.concatenate(parts, axis=1)
-        for layer in range(2):
-            path = f"{side}.mlp.layers.{layer}"
-            hidden = hidden @ dense[f"{path}.kernel.value"] + dense[f"{path}.bias.value"][None]
-            hidden = jnp.maximum(hidden, 0) if layer == 0 else hidden
-        return hidden / jnp.linalg.norm(hidden, axis=1, keepdims=True)
-
     def truth(dense: Any, kept: Any, x: Any, pooled: Any, y: Any, w: Any, step: Any) -> Any:
-        user_side, item_side = (vectors(dense, side, [pooled[name] for name in names]) for side, names in sides.items())
+        user_side, item_side = (tower(dense, side, [pooled[name] for name in names]) for side, names in sides.items())
         ids, log_q, w = jnp.asarray(ids_SxB)[step], jnp.asarray(log_q_SxB)[step], w * y
         own = jnp.sum(user_side * item_side, axis=1)
         of_candidates, candidates, counts = ids, item_side, w > 0
         if loss.negatives:
             rows, _ = pooled["item.drawn"].padded(loss.negatives)
-            candidates = vectors(dense, "item", [rows.reshape(-1, rows.shape[2])])
+            candidates = tower(dense, "item", [rows.reshape(-1, rows.shape[2])])
             of_candidates, counts = jnp.asarray(drawn_SxN)[step], jnp.repeat(counts, loss.negatives)
             log_q = jnp.zeros(1)  # all alike: it moves no loss
         scores = user_side @ candidates.T
@@ -139,6 +143,82 @@ def test_training_is_that_of_the_oracle_on_any_mesh(loss: Any) -> None:
             (8, "row_wise", {"replicas": 2}),
         ):
             compare(run_sharded(problem, devices, plan, np.float64, **how), truth, loss_rtol=1e-9, atol=1e-9)
+
+
+def make_full_problem(optimizer: Any) -> tuple[Problem, Problem]:
+    """Some steps of a softmax over all items; and the same for the oracle, whose batches draw each item once."""
+    loss = FullSoftmax(0.3, weight=1.2)
+    source: Any = Source(B * STEPS)
+    ids = np.minimum(source.rows.bags["item"].ids, ITEMS - 2)  # of the last there is no row, of item 2 no pair
+    source.rows = source.rows.with_bags({**source.rows.bags, "item": Bags(ids)})
+    source.rows = dataclasses.replace(source.rows, labels=source.rows.labels * (ids[:, 0] != 2))
+    sides = {"user": ("user", "tags", "country"), "item": ("item",)}
+    model = TwoTowerConfig(sides["user"], sides["item"], layers=(6, 4), loss=loss)
+    tables = tuple(TableSpec(f.name, f.rows, 5, optimizer, 0.5) for f in SCHEMA.features)
+    features = tuple(FeatureSpec(f.name, f.name, f.bag, "sum") for f in SCHEMA.features)
+    batches = [between(source.rows, step * B, (step + 1) * B) for step in range(STEPS)]
+    problem = Problem(batches, B, tables, features, model, 0, optax.sgd(0.05), source=source)
+    problem.options = StepOptions(batch_loss=loss, clip_norm=0.1)
+    known = item_keys(RunConfig(model=model), source).items
+    assert known.tolist() == [0, 1, *range(3, ITEMS - 1)]  # the others are no candidates, and stay as they are
+
+    def with_all(batch: Batch) -> Batch:
+        lengths = np.zeros(batch.size, np.int64)
+        lengths[0] = len(known)
+        return batch.with_bags({**batch.bags, "item.all": Bags(known, lengths)})
+
+    def truth(dense: Any, kept: Any, x: Any, pooled: Any, y: Any, w: Any, step: Any) -> Any:
+        user_BxE, item_BxE = (tower(dense, side, [pooled[name] for name in names]) for side, names in sides.items())
+        rows, _ = pooled["item.all"].padded(len(known))
+        logits = user_BxE @ tower(dense, "item", [rows[0]]).T / loss.temperature
+        own, ids_SxB = jnp.sum(user_BxE * item_BxE, axis=1), np.stack([b.bags["item"].ids[:, 0] for b in batches])
+        logits = jnp.where(jnp.asarray(ids_SxB)[step][:, None] == known[None], -1e30, logits)
+        logits = jnp.concatenate([own[:, None] / loss.temperature, logits], axis=1)
+        each = loss.weight * jax.nn.logsumexp(logits, axis=1) - logits[:, 0]
+        return jnp.sum(w * y * each) / jnp.sum(w * y), (kept, [])
+
+    drawn = (*features, FeatureSpec("item.all", "item", None, "none"))
+    return problem, dataclasses.replace(
+        problem, batches=[with_all(batch) for batch in batches], features=drawn, truth=truth
+    )
+
+
+@pytest.mark.parametrize("optimizer", [Adam(0.05, weight_decay=0.1), RowWiseAdagrad(0.1, every_row=True)], ids=repr)
+def test_a_softmax_over_all_items_is_that_of_the_oracle_on_any_mesh(optimizer: Any) -> None:
+    with jax.enable_x64(True):
+        problem, oracle = make_full_problem(optimizer)
+        truth = run_oracle(oracle, np.float64)
+        for devices, plan, how in (
+            (1, "row_wise", {}),
+            (2, "table_wise", {"lines": True}),
+            (3, "row_wise", {"held": "sharded"}),
+            (8, "row_wise", {"hosts": 2}),
+            (3, "data_parallel", {}),
+            (8, "data_parallel", {"replicas": 2}),
+        ):
+            compare(run_sharded(problem, devices, plan, np.float64, **how), truth, loss_rtol=1e-9, atol=1e-9)
+
+
+def test_a_step_over_all_items_sends_no_more_and_holds_its_share_of_them_a_few_times() -> None:
+    """Users go to the items. A device holds its items' rows, their gradients, these by row, and the new rows."""
+    V, D, devices = 40_000, 128, 4
+    source: Any = Source(B)
+    source.schema = Schema((), (Feature("user", USERS), Feature("item", V)))
+    source.rows = source.rows.with_bags({name: source.rows.bags[name] for name in ("user", "item")})
+    tables = tuple(TableSpec(f.name, f.rows, D, Sgd(0.1), 0.5) for f in source.schema.features)
+    features = tuple(FeatureSpec(table.name, table.name, 1, "sum") for table in tables)
+    sent, extra_bytes = [], []
+    for loss in (BatchSoftmax(), FullSoftmax()):
+        model = MFConfig(user=("user",), item=("item",), loss=loss)
+        problem = Problem([source.rows], B, tables, features, model, 0, optax.sgd(0.05), source=source)
+        problem.options = StepOptions(batch_loss=loss)
+        compiled = Placed.of(problem, trainer_of(problem, devices, "row_wise")).compiled
+        found = collectives(compiled.as_text())
+        sent.append(sorted((str(c.phase), c.kind, c.result_bytes) for c in found))
+        extra_bytes.append(compiled.memory_analysis().temp_size_in_bytes)
+    assert sent[0] == sent[1]
+    share_bytes = V // devices * D * 4
+    assert 10 * extra_bytes[0] < share_bytes < extra_bytes[1] < 5 * share_bytes
 
 
 @pytest.fixture(scope="module")
@@ -251,6 +331,18 @@ def test_columns_that_no_side_names_are_left_out(table: Path, tmp_path: Path) ->
         assert inside("predict", out, "--topk", "2", "--out", tmp_path / f"{len(more)}.csv").status == 0
 
 
+def test_a_softmax_over_all_items_is_learnt_on_any_mesh(command: list[Any], tmp_path: Path) -> None:
+    losses = []
+    for devices, plan in ((1, "data_parallel"), (3, "row_wise")):
+        out = tmp_path / str(devices)
+        words = ["model.loss=full_softmax", "model.loss.temperature=0.2", "train.epochs=2", f"plan={plan}"]
+        done = inside(*command, *words, f"mesh.devices={devices}", "--out", out, "--json")
+        assert done.status == 0, done.err
+        assert done.result["eval"]["recall@20"] > 2 * done.result["popularity"]["recall@20"]
+        losses.append([line["loss"] for line in lines_of(out, "train")])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
+
+
 def test_a_loss_of_ones_own_trains_by_its_settings_on_any_mesh(table: Path, tmp_path: Path) -> None:
     """Whose values and gradients tests/models/test_batch_losses.py compares."""
     preset = Path(__file__).parents[1] / "models/hinge_preset.py"
@@ -294,8 +386,21 @@ MISTAKES = [
             "model.item=one,b",
             "model.loss=bpr",
         ],
-        "Set model.loss.negatives=0",
+        "model.loss.negatives=0 of another loss",
     ),
+    (
+        ["train", "two_tower", "data.from={wide}", "data.user=a", "data.item=one", "model.item=one,b"]
+        + ["model.loss=full_softmax"],
+        "model.loss=full_softmax takes all items by their number, and model.item has b",
+    ),
+    (["{train}", "model.loss=full_softmax", "mesh.devices=2", "plan=column_wise"], "sku is placed column_wise"),
+    (["{train}", "model.loss=full_softmax", "plan=data_parallel_sparse"], "sku is placed data_parallel_sparse"),
+    (["{train}", "model.loss=full_softmax", "tier.device_bytes=4KB", "plan=row_wise"], "tier.device_bytes"),
+    (
+        ["{train}", "model.loss=full_softmax", "mesh.devices=2", "mesh.replicas=2", "plan=row_wise"],
+        "mesh.replicas=2 has the rows of sku once in each group",
+    ),
+    (["{train}", "model.loss=full_softmax", "model.loss.negatives=3"], "negatives"),
     (["train", "two_tower", "data.from={table}", "data.label=sku:number"], "nothing says which feature is the user"),
     (["train", "table", "data.from={ones}", "data.label=one"], "recjax train two_tower data.from=FILE"),
     (["{train}", "train.accumulate=2"], "train.accumulate=2 works on a batch in parts"),

@@ -310,17 +310,24 @@ class GroupExchange(abc.ABC):
 
     def summed_lists(self, residuals: FetchResiduals, arrived: jax.Array) -> SparseGradient:
         """The sums of what arrived for equal slots."""
-        slots, further = residuals.slots_NxC, residuals.further
         with jax.named_scope(Phase.SPARSE_UPDATE):
-            # Without dedup a list may hold a slot twice; the slots of a mapped group may come in any order, unless it
-            # is a cache.
-            ascending = self.group.dedup and (self.group.cached or not self.group.mapped)
-            lists = len(slots) if ascending else slots.size  # of one entry each
-            slots_M, arrived = slots.reshape(-1), arrived.reshape(-1, self.group.width)
-            if further is not None:
-                slots_M, arrived = jnp.concatenate([slots_M, further.touched]), jnp.concatenate([arrived, further.sums])
-                lists += 1
-            return coalesce(slots_M, arrived, self.group.rows, lists, self.group.atomics)
+            slots_M, grads_MxW, lists = self.entries(residuals, arrived)
+            return coalesce(slots_M, grads_MxW, self.group.rows, lists, self.group.atomics)
+
+    def entries(self, residuals: FetchResiduals, arrived: jax.Array) -> tuple[jax.Array, jax.Array, int]:
+        """All gradients that this device has for its rows: slots [M], sums [M, W], and of how many lists these are.
+
+        As `coalesce` takes them.
+        """
+        slots, further = residuals.slots_NxC, residuals.further
+        # Without dedup a list may hold a slot twice; the slots of a mapped group may come in any order, unless it is a
+        # cache.
+        ascending = self.group.dedup and (self.group.cached or not self.group.mapped)
+        lists = len(slots) if ascending else slots.size  # of one entry each
+        slots_M, arrived = slots.reshape(-1), arrived.reshape(-1, self.group.width)
+        if further is None:
+            return slots_M, arrived, lists
+        return jnp.concatenate([slots_M, further.touched]), jnp.concatenate([arrived, further.sums]), lists + 1
 
     def write_all(
         self,

@@ -93,12 +93,11 @@ class ReplicatedExchange(CopyExchange):
     def send_gradients(self, residuals: FetchResiduals, grads_UxD: jax.Array) -> SparseGradient:
         """A mask of touched rows [R] and dense sums [R, D]; their size is the table's, which the plan keeps small."""
         with jax.named_scope(Phase.GRAD_EXCHANGE):
+            slots_U, grads_UxD, lists = self.entries(residuals, grads_UxD)
             marked_UxE = jnp.concatenate([grads_UxD, jnp.ones_like(grads_UxD[:, :1])], axis=1)
             local_RxE = jnp.zeros((self.group.rows, self.group.dim + 1), grads_UxD.dtype)
-            slots_U = residuals.slots_NxC.reshape(-1)
             unique = by_segments(self.group.atomics)
-            if unique:  # without dedup a row has several places
-                lists = 1 if self.group.dedup else len(slots_U)
+            if unique:  # a row may have several places
                 slots_U, marked_UxE = coalesce(slots_U, marked_UxE, self.group.rows, lists)
             local_RxE = local_RxE.at[slots_U].add(marked_UxE, mode="drop", unique_indices=unique)
             sums_RxE = jax.lax.psum(local_RxE, self.axes)
