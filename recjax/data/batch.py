@@ -103,7 +103,11 @@ class Schema:
 
     def feature(self, name: str) -> Feature:
         """The feature called `name`; KeyError if there is none."""
-        return next(f for f in self.features if f.name == name)
+        return self._by_name[name]
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, Feature]:
+        return {feature.name: feature for feature in self.features}
 
 
 def wrong_groups(schema: Schema) -> str:

@@ -24,7 +24,7 @@ from recjax.embedding.sharding import (
     RowSharding,
     Sharding,
 )
-from recjax.embedding.spec import MAX_ROWS, FeatureSpec, TableSpec, check_specs
+from recjax.embedding.spec import MAX_ROWS, FeatureSpec, TableSpec, by_table, check_specs
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import per_host
 
@@ -331,11 +331,13 @@ def _owners(
     the fullest device.
     """
     alone = {_key(part): part for part in parts if part.segment.placement in OWNED}
-    lookups = {key: sum(f.ids for f in features if f.table == part.spec.name) for key, part in alone.items()}
+    looking = by_table(features)
+    lookups = {key: sum(f.ids for f in looking[part.spec.name]) for key, part in alone.items()}
     values = {key: part.band.size * (part.last - part.first) for key, part in alone.items()}
     span = {key: spans[part.segment.placement] for key, part in alone.items()}
+    all_values, all_lookups = sum(values.values()), sum(lookups.values())
     load = {  # on each of its devices
-        key: (values[key] / sum(values.values()) + lookups[key] / sum(lookups.values())) / span[key] for key in alone
+        key: (values[key] / all_values + lookups[key] / all_lookups) / span[key] for key in alone
     }
     owners: dict[tuple[str, int, int], int] = {}
     loads = [0.0] * devices
@@ -382,8 +384,9 @@ def _check_kinds(tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...
     of_table: dict[str, list[_Part]] = collections.defaultdict(list)
     for part in parts:
         of_table[part.spec.name].append(part)
+    looking_up = by_table(features)
     for table in tables:
-        looking = [f.name for f in features if f.table == table.name]
+        looking = [f.name for f in looking_up[table.name]]
         for name in (name for part in of_table[table.name] for name in part.segment.rows_of if name not in looking):
             raise ConfigError(
                 f"the plan exchanges rows of table {table.name!r} for {name!r} (rows_of), but the features that look "

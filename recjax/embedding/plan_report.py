@@ -11,7 +11,7 @@ from recjax.embedding.bind import bind
 from recjax.embedding.layout import Group
 from recjax.embedding.plan import Plan, kind_in_words
 from recjax.embedding.segment import OWNED
-from recjax.embedding.spec import FeatureSpec, TableSpec
+from recjax.embedding.spec import FeatureSpec, TableSpec, by_table
 from recjax.utils.text import aligned
 
 
@@ -43,8 +43,9 @@ def describe_plan(
     bound = bind(plan, tables, features, devices, hosts=hosts)
     bytes_N, lookups_N = np.zeros(devices, np.int64), np.zeros(devices)
     described = {}
+    looking_up = by_table(features)
     for spec in tables:
-        looking = [f for f in features if f.table == spec.name]
+        looking = looking_up[spec.name]
         ids = batch_size * sum(f.ids for f in looking)
         parts = [
             _describe_segment(group, segment, ids / replicas, item_bytes)

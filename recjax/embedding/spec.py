@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, Literal, get_args
 
 from recjax.embedding.optim import EVERY_ROW_VALUES, Frozen, SparseOptimizer
@@ -140,6 +141,14 @@ def ids_per_sample(features: Iterable[FeatureSpec]) -> float:
     return sum(f.ids for f in {f.reads: f for f in features}.values())
 
 
+def by_table(features: Iterable[FeatureSpec]) -> Mapping[str, list[FeatureSpec]]:
+    """The features that look each table up, in their order; none of a table that nobody looks up."""
+    looking: dict[str, list[FeatureSpec]] = collections.defaultdict(list)
+    for feature in features:
+        looking[feature.table].append(feature)
+    return looking
+
+
 def check_specs(tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...]) -> None:
     """Refuses duplicate names, features without a table, and tables without a feature.
 
@@ -156,6 +165,7 @@ def check_specs(tables: tuple[TableSpec, ...], features: tuple[FeatureSpec, ...]
                 f"feature {feature.name!r} looks up table {feature.table!r}, which does not exist; the tables are "
                 f"{', '.join(sorted(known))}."
             )
+    looking = by_table(features)
     for table in tables:
-        if table.name not in {f.table for f in features}:
+        if table.name not in looking:
             raise ConfigError(f"no feature looks up table {table.name!r}; give it a feature, or leave it out.")

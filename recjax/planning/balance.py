@@ -171,7 +171,8 @@ def _pooling(cuts: Sequence[Cut], even: Demand) -> list[_Division]:
         times = sorted({rows / vectors for rows, vectors in sent if vectors < rows})
         if even.exchange.kind != "auto":
             times, wider = [1.0], 0
-        demands = [even.pooling(least * (1 - 1e-9), wider) for least in times[:: -(-len(times) // tries) or 1]]
+        fewer = [least * (1 - 1e-9) for least in times[:: -(-len(times) // tries) or 1]]
+        demands = [dataclasses.replace(even, fewer=least, wider=wider) for least in fewer]
         divisions += [_alike(cuts, demand, width, ALLOCATED) for demand in demands]
         if divisions:
             best = min(divisions, key=lambda division: division.sent + division.padding)

@@ -134,83 +134,84 @@ class Shares:
         return allocated / float(self.mean_K[_HELD]), sent, _ID_BYTES * padding
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Demand:
-    """Loads of all tables on the devices."""
+    """Loads of tables that are to be placed in the presence of others.
 
-    def __init__(
-        self,
-        work: Workload,
-        exchange: Exchange,
-        base_NxK: np.ndarray,
-        base_stacks: dict[Stack, np.ndarray],
-        other_bytes: float,
-        fewer: float = 1.0,
-        wider: int = 0,
-    ) -> None:
-        """Tables to be placed in the presence of others.
+    Attributes:
+      work: the step's work, and the devices that share it.
+      exchange: of all tables to be placed.
+      base_NxK: loads by other tables.
+      base_stacks: bytes of other tables in buffers that tables to be placed may share, on each device, [N].
+      other_bytes: of one device, in all other buffers.
+      fewer: times that vectors have to be fewer bytes than rows to be exchanged, where the kind is left open.
+      wider: columns that a table must have more than for that.
+    """
 
-        Args:
-          work: the step's work, and the devices that share it.
-          exchange: of all tables to be placed.
-          base_NxK: loads by other tables.
-          base_stacks: bytes of other tables in buffers that tables to be placed may share, on each device, [N].
-          other_bytes: of one device, in all other buffers.
-          fewer: times that vectors have to be fewer bytes than rows to be exchanged, where the kind is left open.
-          wider: columns that a table must have more than for that.
-        """
-        self.work, self.exchange, self.fewer, self.wider = work, exchange, fewer, wider
-        self.base_NxK, self.base_stacks, self.other_bytes = base_NxK, base_stacks, other_bytes
-        self._known: dict[tuple[str, int, int, int], tuple[np.ndarray, Stack]] = {}
+    work: Workload
+    exchange: Exchange
+    base_NxK: np.ndarray
+    base_stacks: dict[Stack, np.ndarray]
+    other_bytes: float
+    fewer: float = 1.0
+    wider: int = 0
+    # What is asked again for many cuts, by the table's name and what it depends on; the same for any `fewer`.
+    _sent: dict[tuple[str, int, int], tuple[float, float]] = dataclasses.field(default_factory=dict)
+    _loads: dict[tuple[str, int, int, bool], tuple[np.ndarray, Stack]] = dataclasses.field(default_factory=dict)
 
     def bytes_sent(self, cut: Cut) -> tuple[float, float]:
         """Bytes of a device in a step if distinct rows of a table that is cut so travel, and if vectors do."""
-        return self.work.bytes_sent(cut.spec, self.exchange, cut.spec.dim, len(cut.ranges), cut.rows)
-
-    def pooling(self, fewer: float, wider: int) -> Demand:
-        """The same with other bounds for vectors."""
-        return Demand(self.work, self.exchange, self.base_NxK, self.base_stacks, self.other_bytes, fewer, wider)
+        spec, ranges = cut.spec, len(cut.ranges)
+        if (key := (spec.name, ranges, cut.rows)) not in self._sent:
+            self._sent[key] = self.work.bytes_sent(spec, self.exchange, spec.dim, ranges, cut.rows)
+        return self._sent[key]
 
     def exchange_of(self, cut: Cut) -> Exchange:
         """The exchange of a table that is cut so; the kind, if that is left open, by the bytes."""
-        if self.exchange.kind != "auto":
-            return self.exchange
-        rows, vectors = self.bytes_sent(cut)
-        pooled = vectors * self.fewer < rows and cut.spec.dim > self.wider and self.work.devices > 1
-        return dataclasses.replace(self.exchange, kind="pooled" if pooled else "rows")
+        return dataclasses.replace(self.exchange, kind="pooled" if self.pools(cut) else "rows")
 
     def pools(self, cut: Cut) -> bool:
         """True if a table that is cut so exchanges pooled vectors."""
-        return self.exchange_of(cut).kind == "pooled"
+        if self.exchange.kind != "auto":
+            return self.exchange.kind == "pooled"
+        rows, vectors = self.bytes_sent(cut)
+        return vectors * self.fewer < rows and cut.spec.dim > self.wider and self.work.devices > 1
 
     def of_part(self, cut: Cut, width: int) -> tuple[np.ndarray, Stack]:
         """Loads of one part of the rows of so many columns of a table, [K], and what shares a buffer with them."""
         spec = cut.spec
-        key = spec.name, width, len(cut.ranges), cut.rows
-        if key not in self._known:
+        if (key := (spec.name, width, cut.rows, self.pools(cut))) not in self._loads:
             exchange = self.exchange_of(cut)
             loads_K = self.work.of_columns(spec, width, exchange, parts=cut.rows)
-            self._known[key] = loads_K, stack_of(spec, width, exchange)
-        return self._known[key]
+            self._loads[key] = loads_K, stack_of(spec, width, exchange)
+        return self._loads[key]
 
     def shares(self, cuts: Sequence[Cut], spare: float = 0.0) -> Shares:
         """Returns a device's share if tables are cut so; of a buffer at least `spare` of all bytes held."""
-        total_K, largest_K = self.base_NxK.sum(0), np.zeros(len(LOADS))
-        of_stack = {s: np.array([[x.sum(), x.max()], [0, 0]]) for s, x in self.base_stacks.items()}  # bytes, ids
+        number_of = {stack: number for number, stack in enumerate(self.base_stacks)}
+        numbers, times, pooled, parts = [], [], [], []  # of the ranges of equal columns of each cut
         for cut in cuts:
             for width, count in cut.widths.items():
                 loads_K, stack = self.of_part(cut, width)
-                total_K = total_K + count * cut.rows * loads_K
-                largest_K = np.maximum(largest_K, loads_K)
-                loads_L = loads_K[[_HELD, _IDS]] * [1, self.pools(cut)]
-                sums_L, most_L = of_stack.get(stack, np.zeros((2, 2))).T
-                of_stack[stack] = np.stack([sums_L + count * cut.rows * loads_L, np.maximum(most_L, loads_L)], axis=1)
+                numbers.append(number_of.setdefault(stack, len(number_of)))
+                times.append(count * cut.rows)
+                pooled.append(self.pools(cut))
+                parts.append(loads_K)
+        loads_PxK = np.reshape(parts, (len(parts), len(LOADS)))
+        total_K = np.vstack([self.base_NxK.sum(0), np.array(times)[:, None] * loads_PxK]).sum(0)
+        sums_GxL, most_GxL = np.zeros((len(number_of), 2)), np.zeros((len(number_of), 2))  # bytes, ids pooled
+        for number, bytes_N in enumerate(self.base_stacks.values()):
+            sums_GxL[number, 0], most_GxL[number, 0] = bytes_N.sum(), bytes_N.max()
+        loads_PxL = loads_PxK[:, [_HELD, _IDS]]
+        loads_PxL[:, 1] *= pooled
+        np.add.at(sums_GxL, numbers, np.array(times)[:, None] * loads_PxL)
+        np.maximum.at(most_GxL, numbers, loads_PxL)
         mean_K = total_K / self.work.devices
-        sums_GxL, most_GxL = np.moveaxis(np.reshape([*of_stack.values()], (len(of_stack), 2, 2)), 2, 0)
         if spare:
             most_GxL[:, 0] = mean_K[_HELD] * spare
         room_GxL = np.maximum(np.maximum(sums_GxL / self.work.devices, most_GxL), 1e-9)
-        uneven_K = LISTED * mean_K if spare else np.maximum(mean_K, largest_K)
-        return Shares(self, total_K, {stack: n for n, stack in enumerate(of_stack)}, room_GxL, uneven_K)
+        uneven_K = LISTED * mean_K if spare else np.maximum(mean_K, loads_PxK.max(0, initial=0))
+        return Shares(self, total_K, number_of, room_GxL, uneven_K)
 
 
 def cut_width(cuts: Sequence[Cut], demand: Demand) -> int:

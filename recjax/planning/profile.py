@@ -10,7 +10,7 @@ import numpy as np
 
 from recjax.data.batch import Batch
 from recjax.data.source import BlockSource, between, concatenate, has_blocks
-from recjax.embedding.spec import FeatureSpec, TableSpec, ids_per_sample
+from recjax.embedding.spec import FeatureSpec, TableSpec, by_table, ids_per_sample
 
 MOST_IDS = 2**24  # in the samples that are read; where a block has more, nothing is read
 
@@ -104,8 +104,9 @@ def profile_of(
     enough = int(np.searchsorted(np.cumsum(block_sizes), min(share, MOST_IDS // ids))) + 1
     read = concatenate([source.read("train", n) for n in range(min(enough, len(block_sizes)))])
     first = between(read, 0, min(share, read.size))
+    looking = by_table(features)
     return Profile(
-        {t.name: _counted(t, [f for f in features if f.table == t.name], read, first, share) for t in tables},
+        {t.name: _counted(t, looking[t.name], read, first, share) for t in tables},
         f"the first {read.size:,} training samples",
     )
 
@@ -135,8 +136,9 @@ def _bags(features: Sequence[FeatureSpec]) -> int:
 
 def _of_schema(tables: Sequence[TableSpec], features: Sequence[FeatureSpec], share: int, why: str) -> Profile:
     found = {}
+    looking = by_table(features)
     for table in tables:
-        own = [f for f in features if f.table == table.name]
+        own = looking[table.name]
         ids = {f.name: float(f.ids) for f in own}
         uses, total, before = [], 0.0, 0.0
         for f in _in_order(own, ids):
