@@ -13,7 +13,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from recjax.data.batch import Bags, Batch, ElementGroup, Feature, Label, LabelKind, Schema, validate, wrong_groups
+from recjax.data.batch import Bags, Batch, ElementGroup, Feature, Label, LabelKind, Schema, wrong_groups
+from recjax.data.batch_checks import validate
 from recjax.data.source import SPLITS, split_called
 from recjax.errors import DataError
 from recjax.utils.text import first_repeated

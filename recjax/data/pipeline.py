@@ -24,7 +24,8 @@ import grain
 import numpy as np
 
 from recjax.data import counter_rng
-from recjax.data.batch import Batch, RowBatch, Rows, validate
+from recjax.data.batch import Batch, RowBatch, Rows
+from recjax.data.batch_checks import validate
 from recjax.data.source import BlockSource, between, concatenate, require_rows, rows_of, take
 from recjax.errors import ConfigError
 

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from recjax.data.arrow.spool import folder_beside, spool
-from recjax.data.batch import Batch, Schema, validate
+from recjax.data.batch import Batch, Schema
+from recjax.data.batch_checks import validate
 from recjax.data.pipeline import batches
 from recjax.data.prepare.chunk import Unlabelled
 from recjax.data.prepare.encoder import open_encoder

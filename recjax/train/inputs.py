@@ -16,7 +16,8 @@ from jax.sharding import Mesh
 
 from recjax.config.run import RunConfig
 from recjax.data import thread_map
-from recjax.data.batch import Batch, validate
+from recjax.data.batch import Batch
+from recjax.data.batch_checks import validate
 from recjax.data.pipeline import batches, shares
 from recjax.data.source import BlockSource, between, require_rows
 from recjax.embedding.address import Maps

@@ -20,7 +20,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from recjax.config.run import RunConfig
-from recjax.data.batch import Batch, RowBatch, RowLayout, Rows, Schema, id_words, validate
+from recjax.data.batch import Batch, RowBatch, RowLayout, Rows, Schema, id_words
+from recjax.data.batch_checks import validate
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing import capacity, device, host
 from recjax.embedding.routing.routed import FeatureRouting, RoutedBatch, Routing

@@ -9,7 +9,8 @@ import re
 import numpy as np
 import pytest
 
-from recjax.data.batch import Bags, Batch, Feature, Schema, validate
+from recjax.data.batch import Bags, Batch, Feature, Schema
+from recjax.data.batch_checks import validate
 from recjax.data.datasets.prepared import Prepared
 from recjax.data.given import fitted
 from recjax.data.source import take

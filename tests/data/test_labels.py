@@ -15,7 +15,8 @@ import pytest
 import recjax
 from recjax.data.arrow import labels
 from recjax.data.arrow.label import Label as Meaning
-from recjax.data.batch import Bags, Batch, Feature, Label, Schema, validate
+from recjax.data.batch import Bags, Batch, Feature, Label, Schema
+from recjax.data.batch_checks import validate
 from recjax.data.datasets.own_table import Table
 from recjax.data.prepare.encoder import open_encoder
 from recjax.data.source import between, concatenate, take

@@ -9,7 +9,8 @@ import pytest
 
 from recjax.data.arrow.reader import LabelledReader
 from recjax.data.arrow.scan import find
-from recjax.data.batch import Label, validate
+from recjax.data.batch import Label
+from recjax.data.batch_checks import validate
 from recjax.data.datasets.own_table import Table, prepare_files
 from recjax.data.pipeline import batches
 from recjax.data.prepare.encoder import open_encoder

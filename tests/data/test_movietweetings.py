@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recjax.data.batch import validate
+from recjax.data.batch_checks import validate
 from recjax.data.datasets.movietweetings import MovieTweetings, open_raw
 from recjax.data.datasets.options import prepare_as
 from recjax.data.datasets.ratings import DENSE

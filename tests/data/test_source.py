@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.data.batch import Bags, Batch, Feature, Schema, validate
+from recjax.data.batch import Bags, Batch, Feature, Schema
+from recjax.data.batch_checks import validate
 from recjax.data.source import BLOCK_ROWS, between, concatenate, even_blocks, take
 from recjax.errors import DataError
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.data.batch import validate
+from recjax.data.batch_checks import validate
 from recjax.data.source import SPLITS, concatenate
 from recjax.data.synthetic.clicks import BoundedZipf, Synthetic, best_auc, expected_auc
 from recjax.errors import ConfigError, DataError

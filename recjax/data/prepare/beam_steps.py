@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from recjax.data.batch import Batch, Schema, validate
+from recjax.data.batch import Batch, Schema
+from recjax.data.batch_checks import validate
 from recjax.data.datasets.criteo import CriteoReader
 from recjax.data.prepare import ids as id_maps
 from recjax.data.prepare.chunk import Chunk, Reader, check_chunk

@@ -24,7 +24,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from recjax.data.batch import Batch, validate
+from recjax.data.batch import Batch
+from recjax.data.batch_checks import validate
 from recjax.data.prepare.chunk import Chunk, RawFeature, Reader, check_chunk
 from recjax.data.prepare.coding import code_chunk
 from recjax.data.prepare.counting import Counter, Run

@@ -15,7 +15,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from recjax.data.batch import Batch, RowBatch, RowLayout, validate
+from recjax.data.batch import Batch, RowBatch, RowLayout
+from recjax.data.batch_checks import validate
 from recjax.data.pipeline import Order, batches
 from recjax.data.source import BLOCK_ROWS
 from recjax.data.synthetic.clicks import Synthetic
