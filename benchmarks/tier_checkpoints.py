@@ -108,7 +108,8 @@ def main() -> None:
             assert tier is not None
             cells += measured(trainer, state, Path(folder), steps)
             tier.close()
-            print(f"{config.train.checkpoint_increments} increments: {tier.rows.about()}")
+            about = "; ".join(rows.about() for rows in tier.rows.groups.values())
+            print(f"{config.train.checkpoint_increments} increments: {about}")
             del trainer, state, tier
     print("\n".join(aligned(cells)))
 

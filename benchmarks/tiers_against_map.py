@@ -38,7 +38,8 @@ from recjax.config.run import RunConfig
 from recjax.embedding.routing import capacity
 from recjax.lab.predict.tier_plan import host_bytes, with_share
 from recjax.lab.studies.tiers.measure import Arm, Contestant
-from recjax.tiers.moves import ROWS, InitialRecords, Record
+from recjax.tiers.caches import ROWS, CachedGroup
+from recjax.tiers.moves import InitialRecords
 from recjax.tiers.stage import ReadStage
 from recjax.train.build import build_trainer
 from recjax.train.inputs import InputStream
@@ -59,9 +60,8 @@ class MapContestant:
         ids = config.train.batch_size * sum(s.feature.bag or 1 for s in group.sources)
         self.group = dataclasses.replace(group, rows=min(group.rows, ids), homes=group.rows, mapped=True, lines=None)
         self.trainer = dataclasses.replace(trainer, bound=trainer.bound.with_groups({group.name: self.group}))
-        self.layout, self.file = Record.of(group, self.trainer.dtype), file
-        device = self.trainer.mesh.devices.flat[0]
-        initial = InitialRecords(self.group, config.seed, self.trainer.dtype, self.layout, device)
+        self.layout, self.file = CachedGroup(self.group, self.trainer.dtype), file
+        initial = InitialRecords(self.layout, config.seed, self.trainer.mesh.devices.flat[0])
         with file.open("wb") as opened:
             for first in range(0, group.rows, CHUNK):
                 homes_K = np.arange(first, min(first + CHUNK, group.rows), dtype=np.int32)
@@ -78,7 +78,7 @@ class MapContestant:
         with self.file.open("r+b") as opened:
             self.mapped = mmap.mmap(opened.fileno(), 0)
         self.mapped.madvise(mmap.MADV_RANDOM)
-        self.records = np.frombuffer(self.mapped, np.uint8).reshape(-1, self.layout.bytes)
+        self.records = np.frombuffer(self.mapped, np.uint8).reshape(-1, self.layout.record_bytes)
 
     def forget(self) -> None:
         """Takes the file out of the page cache."""

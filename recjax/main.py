@@ -91,8 +91,8 @@ def _train(config: RunConfig, path: Path, began: float) -> dict[str, Any]:
             with waiting.saying("making the tables, or reading them from a checkpoint"):
                 state, progress, undone, origins = _start(trainer, checkpoints, folder.path)
             host = state.host
-            for line in host.tier.rows.about() if host.tier else ():
-                distributed.note(line)
+            for rows in host.tier.rows.groups.values() if host.tier else ():
+                distributed.note(rows.about())
             trains = not progress.stopped and progress.step < trainer.total_steps
             folder.record(trainer, distributed.note, trains=trains)
             if origins:  # from here on the other run is not needed

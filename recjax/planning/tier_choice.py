@@ -142,7 +142,7 @@ def _option(
 def _traffic(run: Run, step: Prediction, whole: Prediction, asked: Question) -> tuple[Prediction, TierChoice]:
     """A predicted step with the traffic of its caches, and what is to be said of them."""
     found = run.replayed(REPLAYED_IDS)
-    model = modelled(run, {group.name: run.classes(group) for group in run.bound.cached})
+    model = modelled(run)
     counts = dict(model["model_step"])
     replayed = len(found.counts) if found else 0
     if found is not None:
@@ -175,7 +175,7 @@ def _host_bytes(run: Run, asked: Question) -> float:
     """Bytes of the hosts' memory that rows may take; infinite with a disk, or if nothing is known of it."""
     if run.config.tier.disk:
         return math.inf
-    if limit := min(map(run.memory_bytes, run.bound.cached), default=0):
+    if limit := min(run.memory_bytes.values(), default=0):
         return limit
     machine: Machine = asked.machine
     if not machine.shared:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from recjax.data.batch import Batch
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing.host import codes
 from recjax.embedding.routing.sorting import distinct
 from recjax.tiers.clock import Clock
@@ -106,66 +106,61 @@ def replay(
     Raises:
       CacheTooSmallError: a cache cannot hold two batches.
     """
-    groups = [_Group(group, *(memories[group.name] if memories else (0, 0)), unit) for group in bound.cached]
+    owners: dict[str, list[_Owner]] = {}
+    for group in bound.cached:
+        slots, record = memories[group.name] if memories else (0, 0)
+        cells = Cells.of(record_bytes(record), unit)
+        owners[group.name] = [_Owner(group.home_rows, group.rows, slots, cells) for _ in range(group.owners)]
     window: collections.deque[Homes] = collections.deque()
-    rest, counts = iter(batches), []
+    coming, counts = iter(batches), []
     for _ in range(steps):
-        while len(window) <= max(1, look_ahead) and (following := next(rest, None)) is not None:
+        while len(window) <= max(1, look_ahead) and (following := next(coming, None)) is not None:
             window.append(following)
         if not window:
             break
-        counts.append(sum((one.step(window) for one in groups), np.zeros(len(COUNTS), np.int64)))
+        step = np.zeros(len(COUNTS), np.int64)
+        for group in bound.cached:
+            of_group = np.zeros(len(COUNTS), np.int64)
+            for number, owner in enumerate(owners[group.name]):
+                of_group += owner.step([homes[group.name][number] for homes in window])
+            of_group[COUNTS.index("reads") :] *= group.sharding.column_parts  # each holds a record of a row
+            step += of_group
+        counts.append(step)
         window.popleft()
-    parts: dict[str, Part] = {}
-    for one in groups:
-        parts |= one.parts()
-    return Replayed(np.array(counts).reshape(-1, len(COUNTS)), parts)
+    return Replayed(np.array(counts).reshape(-1, len(COUNTS)), _parts(bound, owners))
 
 
-class _Group:
-    """The caches of one group, with the memory and disk that they are filled from."""
-
-    def __init__(self, group: Group, slots: int, record: int, unit: int) -> None:
-        self.group = group
-        self._owners = [_Owner(group, slots, record, unit) for _ in range(group.owners)]
-
-    def step(self, window: collections.deque[Homes]) -> np.ndarray:
-        """Admits the first batch of the window, and counts."""
-        found = np.zeros(len(COUNTS), np.int64)
-        for number, owner in enumerate(self._owners):
-            for homes in list(window)[owner.directory.seen :]:
-                owner.directory.see(homes[self.group.name][number])
-            found += owner.step()
-        found[COUNTS.index("reads") :] *= self.group.sharding.column_parts  # each holds a record of a row
-        return found
-
-    def parts(self) -> dict[str, Part]:
-        """Rows of its tables by their places."""
-        found: dict[str, np.ndarray] = {}
-        for segment in self.group.segments:
-            for number, owner in enumerate(self._owners):
+def _parts(bound: BoundPlan, owners: Mapping[str, Sequence[_Owner]]) -> dict[str, Part]:
+    """Rows of the tables by their places."""
+    rows: dict[str, np.ndarray] = {}
+    for group in bound.cached:
+        for segment in group.segments:
+            for number, owner in enumerate(owners[group.name]):
                 first, last = (int(edge) for edge in segment.split.bounds(number))
                 offset = segment.offsets[number]
-                rows = owner.where(offset, offset + last - first)
-                found[segment.title] = found.get(segment.title, np.zeros(4, np.int64)) + rows
-            found[segment.title][-1] -= segment.band.size - segment.band.members  # homes of hot rows
-        return {name: Part(*rows.tolist()) for name, rows in found.items()}
+                of_owner = owner.where(offset, offset + last - first)
+                rows[segment.title] = rows.get(segment.title, np.zeros(4, np.int64)) + of_owner
+            rows[segment.title][-1] -= segment.band.size - segment.band.members  # homes of hot rows
+    return {title: Part(*of_segment.tolist()) for title, of_segment in rows.items()}
 
 
 class _Owner:
     """One owner's cache."""
 
-    def __init__(self, group: Group, slots: int, record: int, unit: int) -> None:
-        self.directory = Directory(group.home_rows, group.rows)
-        self._place_of = np.full(group.home_rows, -1, np.int32)  # of each home that has ever left
-        self._touched = np.zeros(group.home_rows, bool)
+    def __init__(self, homes: int, rows: int, slots: int, cells: Cells) -> None:
+        """A cache of so many rows out of `homes`, and a memory of so many slots before a disk with these cells."""
+        self.directory = Directory(homes, rows)
+        self._place_of = np.full(homes, -1, np.int32)  # of each home that has ever left
+        self._touched = np.zeros(homes, bool)
         self._written = 0
         self._clock = Clock(slots) if slots else None
-        self._cells = Cells.of(record_bytes(record), unit)
-        self._cells_there = 0  # in the file
+        self._cells, self._cells_there = cells, 0  # in the file
         self._before = np.zeros(0, np.int32)  # homes that left for the last batch, and are on their way
 
-    def step(self) -> np.ndarray:
+    def step(self, window: Sequence[np.ndarray]) -> np.ndarray:
+        """Admits the first batch of a window, of each of which these are the homes, and counts."""
+        for homes_U in window[self.directory.seen :]:
+            self.directory.see(homes_U)
         hits, misses = self.directory.hits, self.directory.misses
         moves = self.directory.admit()
         first = int(np.count_nonzero(~self._touched[moves.come_K]))

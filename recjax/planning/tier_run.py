@@ -21,7 +21,7 @@ from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource, concatenate
 from recjax.embedding.bind import bind
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.layout import BoundPlan
 from recjax.embedding.plan import Plan
 from recjax.embedding.spec import FeatureSpec, TableSpec, ids_per_sample
 from recjax.planning.costs import Cost, Costs
@@ -29,11 +29,10 @@ from recjax.planning.machine import Machine, Quantity
 from recjax.planning.predict import CORES, DEVICES, INTERPRETER, Prediction
 from recjax.planning.tier_model import Classes, cache, table_classes, together, without_first
 from recjax.planning.tier_replay import COUNTS, Homes, Replayed, homes_of, replay
+from recjax.tiers.caches import CachedGroup, cached_groups
 from recjax.tiers.directory import CacheTooSmallError
-from recjax.tiers.disk import memory_records, unit_of
-from recjax.tiers.disk_speed import disk_rates
-from recjax.tiers.host_rows import dram_share, find_bytes, folder_of
-from recjax.tiers.moves import Record
+from recjax.tiers.disk import disk_rates, memory_records, unit_of
+from recjax.tiers.host_rows import folder_of
 from recjax.tiers.records import UNITS, Cells, record_bytes
 from recjax.tiers.stage import too_small
 
@@ -110,40 +109,47 @@ class Run:
         each = -(-int(self.source.row_counts("train").sum()) // train.batch_size)
         return train.steps or train.epochs * each
 
-    @property
-    def records(self) -> dict[str, int]:
-        """Bytes of a record of each group behind a cache."""
-        return {group.name: Record.of(group, dtype_of(self.config)).bytes for group in self.bound.cached}
+    @functools.cached_property
+    def caches(self) -> dict[str, CachedGroup]:
+        """The groups with caches, by name."""
+        return cached_groups(self.bound, dtype_of(self.config))
 
     @property
     def row_bytes(self) -> dict[str, int]:
         """Bytes of a row of each group behind a cache, in all records that it is spread over."""
-        return {g.name: self.records[g.name] * g.sharding.column_parts for g in self.bound.cached}
+        return {name: c.record_bytes * c.group.sharding.column_parts for name, c in self.caches.items()}
+
+    @property
+    def _own_devices(self) -> int:
+        """Devices of a process."""
+        return max(1, self.bound.all_devices // self.processes)
 
     def directory_bytes(self) -> int:
         """Bytes by which each process finds the rows of its own devices, before any is touched."""
-        own = max(1, self.bound.all_devices // self.processes)
-        return sum(find_bytes(group, range(min(own, group.parts))) for group in self.bound.cached)
+        return sum(c.find_bytes(range(min(self._own_devices, c.group.parts))) for c in self.caches.values())
 
     @functools.cached_property
     def unit(self) -> int:
         """Bytes of which all that the disk of `tier.disk` reads and writes is a multiple."""
         return unit_of(folder_of(self.config.tier.disk)) if self.config.tier.disk else UNITS[0]
 
-    def memory_bytes(self, group: Group) -> int:
+    @property
+    def memory_bytes(self) -> dict[str, int]:
         """Bytes of memory, `tier.dram_bytes` of each process, for records as many as those of all parts of a group.
 
         A process holds the rows of its own devices, so that those of several replica groups each hold all.
         """
-        own = max(1, self.bound.all_devices // self.processes)  # devices of a process
-        return self.config.tier.bytes_of("dram_bytes") * group.parts // min(own, group.parts)
+        limit, parts = self.config.tier.bytes_of("dram_bytes"), {g.name: g.parts for g in self.bound.cached}
+        return {name: limit * of_group // min(self._own_devices, of_group) for name, of_group in parts.items()}
 
-    def slots(self, group: Group) -> int:
+    @property
+    def slots(self) -> dict[str, int]:
         """Records that each part of a group has memory for before a disk."""
-        records = self.records
-        return memory_records(
-            records[group.name], dram_share(group, self.bound.cached, records, self.memory_bytes(group))
-        )
+        limits, caches = self.memory_bytes, self.caches
+        return {
+            name: memory_records(cached.record_bytes, cached.dram_share(caches.values(), limits[name]))
+            for name, cached in caches.items()
+        }
 
     @functools.cached_property
     def first_samples(self) -> Batch:
@@ -153,19 +159,23 @@ class Run:
         enough = int(np.searchsorted(np.cumsum(sizes), max(1, _COUNTED_IDS // ids))) + 1
         return concatenate([self.source.read("train", n) for n in range(min(enough, len(sizes)))])
 
-    def classes(self, group: Group) -> dict[str, Classes]:
-        """Rows of each of a group's tables by how often batches name them, by `BoundSegment.title`.
+    @functools.cached_property
+    def classes(self) -> dict[str, dict[str, Classes]]:
+        """Rows of each table of each group with a cache by how often batches name them, by `BoundSegment.title`.
 
         Hot rows count as those named most, and are not among them.
         """
-        found = {}
-        for segment in group.segments:
-            sources = [s for s in self.bound.sources_of(group) if s.segments[0].title == segment.title]
-            features = [source.feature for source in sources]
-            size = self.config.train.batch_size
-            all_ = table_classes(self.source, segment.spec, features, size, lambda: self.first_samples)
-            found[segment.title] = without_first(all_, segment.spec.rows - segment.band.members)  # hot rows
-        return found
+        classes: dict[str, dict[str, Classes]] = {}
+        for group in self.bound.cached:
+            classes[group.name] = {}
+            for segment in group.segments:
+                sources = [s for s in self.bound.sources_of(group) if s.segments[0].title == segment.title]
+                features = [source.feature for source in sources]
+                size = self.config.train.batch_size
+                all_ = table_classes(self.source, segment.spec, features, size, lambda: self.first_samples)
+                hot = segment.spec.rows - segment.band.members
+                classes[group.name][segment.title] = without_first(all_, hot)
+        return classes
 
     def homes(self) -> Iterator[Homes]:
         """Homes that the batches of its training name, one batch after the other."""
@@ -197,7 +207,8 @@ class Run:
         steps = max(1, min(self.steps, int(min(most_ids, MOST_IDS) // ids)))
         memories = None
         if self.config.tier.disk:
-            memories = {g.name: (self.slots(g), self.records[g.name]) for g in groups}
+            slots = self.slots
+            memories = {name: (slots[name], cached.record_bytes) for name, cached in self.caches.items()}
         look_ahead = self.config.tier.look_ahead
         try:
             seen = itertools.islice(self.homes(), steps + max(1, look_ahead))
@@ -206,22 +217,22 @@ class Run:
             raise too_small(groups[0], short.args[0]) from None
 
 
-def modelled(run: Run, classes: dict[str, dict[str, Classes]]) -> dict[str, Any]:
+def modelled(run: Run) -> dict[str, Any]:
     """Figures of the closed form: of the whole run, of a step in the steady state, and where rows are at the end."""
-    steps, tier = run.steps, run.config.tier
+    steps, tier, classes, all_slots = run.steps, run.config.tier, run.classes, run.slots
     step = dict.fromkeys(COUNTS, 0.0)
     misses = hits = least = 0.0
     parts = {}
     for group in run.bound.cached:
         all_ = together(list(classes[group.name].values()))
         held = cache(all_, group.owners * group.rows, tier.look_ahead)
-        slots = float(group.owners * run.slots(group)) if tier.disk else np.inf
+        slots = float(group.owners * all_slots[group.name]) if tier.disk else np.inf
         reads = held.reads(slots) * group.sharding.column_parts if tier.disk else 0.0
         of_run = held.misses_of(steps)
         least += cache(all_, group.owners * group.rows, math.inf).misses
         misses, hits = misses + of_run, hits + steps * all_.named - of_run
         moved = {"hits": all_.named - held.misses, "misses": held.misses, "leaves": held.misses, "reads": reads}
-        cells = Cells.of(record_bytes(run.records[group.name]), run.unit)
+        cells = Cells.of(record_bytes(run.caches[group.name].record_bytes), run.unit)
         read = 2 * reads if cells.per > 1 else reads  # what stays beside a record that is written is read before
         moved |= {"pieces_read": read, "bytes_read": read * cells.bytes}
         moved |= {"writes": reads, "pieces_written": reads, "bytes_written": reads * cells.bytes}
@@ -281,7 +292,7 @@ def with_moves(step: Prediction, run: Run, counts: Mapping[str, float]) -> Predi
     known, machine = Costs(step.machine), step.machine
     devices, caches = run.bound.devices, len(run.bound.cached)
     owners, parts = sum(g.owners for g in run.bound.cached), sum(g.parts for g in run.bound.cached)
-    row_bytes = float(np.mean(list(run.records.values())))
+    row_bytes = float(np.mean([cached.record_bytes for cached in run.caches.values()]))
     moved = {"rows": max(1.0, counts["misses"] / owners), "row_bytes": row_bytes}
     lookup = known.host("host_lookup", ids=max(1.0, (counts["hits"] + counts["misses"]) / owners))
     swap, programs = known.host("host_swap", **moved), known.host("device_swap", **moved)

@@ -10,11 +10,14 @@ on each read.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import itertools
 import mmap
 import os
 import secrets
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +31,10 @@ from recjax.utils.files import disk_error
 _BLOCK = 4096
 WRITE_BYTES = 64 * _BLOCK  # at most, that one write takes in
 _PART_BYTES = 2**23  # of records that are made ready at a time
+# Of a file by which a disk is measured:
+_TRIED_RECORD = 4096 - 8  # bytes, with the checksum a block
+_TRIED_BLOCKS = 16_384  # of the file
+_TRIED_AT_ONCE = 1024  # records asked for at once, to keep all threads at the disk
 
 
 def memory_records(record: int, memory_bytes: int) -> int:
@@ -208,3 +215,57 @@ def _unit(descriptor: int, readable: int) -> int:
                 if error.errno != errno.EINVAL or unit == UNITS[-1]:
                     raise
     raise AssertionError(readable)
+
+
+@dataclasses.dataclass(frozen=True)
+class DiskRates:
+    """Rates of a disk.
+
+    Attributes:
+      reads: random records of 4 KiB a second.
+      written: bytes a second, of records that lie in order.
+      writes: random records of 4 KiB a second.
+    """
+
+    reads: float
+    written: float
+    writes: float
+
+
+def disk_rates(folder: Path, seconds: float = 0.5) -> DiskRates:
+    """Measures the disk of a folder with a file of 64 MiB, which is gone afterwards.
+
+    Args:
+      folder: an existing one.
+      seconds: of reading, and of random writing.
+
+    Raises:
+      ConfigError, TrainingError: the file cannot be made, written or read.
+    """
+    places = OnDisk(folder, "speed", _TRIED_RECORD, _TRIED_AT_ONCE * _TRIED_RECORD)
+    try:
+        rng = np.random.default_rng(0)
+        records = rng.integers(0, 256, (_TRIED_AT_ONCE // 4, _TRIED_RECORD), np.uint8)
+        began = time.perf_counter()
+        for first in range(0, _TRIED_BLOCKS, len(records)):
+            places.write(np.arange(first, first + len(records), dtype=np.int32), records)
+        written = places.written_records * (_TRIED_RECORD + 8) / (time.perf_counter() - began)
+        done, began = 0, time.perf_counter()
+        while (spent := time.perf_counter() - began) < seconds or not done:
+            before = places.read_records
+            places.read(rng.integers(0, _TRIED_BLOCKS - 2 * _TRIED_AT_ONCE, _TRIED_AT_ONCE).astype(np.int32))
+            done += places.read_records - before
+        reads = done / spent
+        order = itertools.cycle(rng.permutation(_TRIED_BLOCKS // 4))
+
+        def write() -> None:
+            places.write(4 * np.fromiter(order, np.int32, len(records)) + rng.integers(0, 4, dtype=np.int32), records)
+
+        for _ in range(_TRIED_AT_ONCE // len(records)):  # those that lie in order leave the memory
+            write()
+        before, began = places.written_records, time.perf_counter()
+        while (spent := time.perf_counter() - began) < seconds or places.written_records == before:
+            write()
+        return DiskRates(reads, written, (places.written_records - before) / spent)
+    finally:
+        places.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,31 +12,131 @@ import numpy as np
 from jax.sharding import Mesh
 
 from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.routing.host import LISTED_ROWS
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import first_holders, parts_here
+from recjax.tiers.caches import CachedGroup, cached_groups
 from recjax.tiers.changes import Changes
 from recjax.tiers.disk import OnDisk
-from recjax.tiers.moves import InitialRecords, Record
+from recjax.tiers.moves import InitialRecords
 from recjax.tiers.records import record_bytes
 from recjax.tiers.store import Budget, InMemory, Places, RowStore
 from recjax.utils.paths import expanded
 from recjax.utils.units import size_text
 
+_WRITTEN_AT_ONCE = 1 << 16
 ROWS_AT_ONCE = 1 << 15  # of which the host holds whole records where it wants a part of each
 
 
-class HostRows:
-    """The rows of each group with a cache by their homes, of the parts of its buffer that this process's devices hold.
+@dataclasses.dataclass(frozen=True, eq=False)
+class GroupRows:
+    """The rows of a group by their homes, of the parts of its buffer that this process's devices hold.
 
     A part is what one device holds: the rows of an owner, all of their columns or some (`Group.place`).
 
     Attributes:
+      cached: the group, and the layout of its records.
+      local_parts: the parts whose rows are here, ascending.
+      given: those of them whose rows this process gives to checkpoints: others may hold the same.
+      changes: which rows have changed since a checkpoint; None: nobody wants to know.
+      first: records before any is written.
+      stores: of each part that is here.
+    """
+
+    cached: CachedGroup
+    local_parts: tuple[int, ...]
+    given: tuple[int, ...]
+    changes: Changes | None
+    first: InitialRecords
+    stores: Mapping[int, RowStore]
+
+    @property
+    def group(self) -> Group:
+        """The group."""
+        return self.cached.group
+
+    def parts(self, part: int, homes_K: np.ndarray, aside: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Reads records of some homes, a part of them at a time.
+
+        Args:
+          part: of the buffer.
+          homes_K: int32 [K].
+          aside: for an evaluation or a checkpoint, which is counted apart.
+
+        Yields:
+          Which of the homes, and their records as they were written, or initial ones: uint8 [k, record].
+        """
+        store = self.stores[part]
+        written_K = store.is_written(homes_K)
+        stored = np.flatnonzero(written_K)
+        stored = stored[store.order(homes_K[stored])]
+        for first in range(0, len(stored), ROWS_AT_ONCE):
+            at = stored[first : first + ROWS_AT_ONCE]
+            yield at, store.read(homes_K[at], aside)
+        others = np.flatnonzero(~written_K)
+        for first in range(0, len(others), ROWS_AT_ONCE):
+            at = others[first : first + ROWS_AT_ONCE]
+            yield at, self.first.make(part, homes_K[at])
+
+    def values(self, part: int, homes_K: np.ndarray, field: str) -> np.ndarray:
+        """One of the arrays of some homes' records, [K, ...] as `CachedGroup.split` gives it, without the others."""
+        dtype, tail = next((dtype, tail) for name, _, dtype, tail in self.cached.fields if name == field)
+        values = np.empty((len(homes_K), *tail), dtype)
+        for at, records in self.parts(part, homes_K, aside=True):
+            values[at] = self.cached.split(records, field)
+        return values
+
+    def written(self, part: int, first: int, last: int) -> np.ndarray:
+        """The homes of a part from `first` to below `last` that were ever written, in that order: int32 [K]."""
+        return self.stores[part].written_between(first, last)
+
+    def changed(self, part: int, first: int, last: int) -> np.ndarray:
+        """The homes of `written` that had changed when the last checkpoint began, in the same order: int32 [K]."""
+        assert self.changes is not None
+        homes_K = self.changes.homes(self.group.name, self.group.owner_of(part), first, last)
+        ordered_K: np.ndarray = homes_K[self.stores[part].order(homes_K)]
+        return ordered_K
+
+    def put(self, part: int, homes_K: np.ndarray, records: np.ndarray) -> None:
+        """Writes records of some homes, all different."""
+        self.stores[part].write(homes_K, records)
+
+    def write_initial(self) -> None:
+        """Writes all rows that are here at their initial values: then reads are those of a long training."""
+        for part in self.local_parts:
+            for first in range(0, self.group.home_rows, _WRITTEN_AT_ONCE):
+                homes_K = np.arange(first, min(first + _WRITTEN_AT_ONCE, self.group.home_rows), dtype=np.int32)
+                self.put(part, homes_K, self.first.make(part, homes_K))
+
+    def differ(self, part: int, homes_K: np.ndarray, records: np.ndarray, columns: int) -> np.ndarray:
+        """Returns whether each home's record is another than the initial one in its first columns, bool [K]."""
+        initial, differ_K = self.first.make(part, homes_K), np.zeros(len(homes_K), bool)
+        for _, first, dtype, tail in self.cached.fields:
+            cells = slice(first, first + (columns if tail else 1) * dtype.itemsize)
+            differ_K |= (initial[:, cells] != records[:, cells]).any(axis=1)
+        return differ_K
+
+    @property
+    def directory_bytes(self) -> int:
+        """Bytes that find the rows of the parts that are here: slots on their devices, and places on the host."""
+        marks = 0 if self.changes is None else self.group.owners * self.group.home_rows // 4
+        return self.cached.find_bytes(self.local_parts) + marks
+
+    def about(self) -> str:
+        """A line: how many rows the cache holds of how many, and what the host keeps to find them."""
+        who = "the host" if len(self.local_parts) == self.group.parts else "this process"
+        return (
+            f"{self.group.name}: a device has room for {self.group.rows:,} of its {self.group.home_rows:,} rows "
+            f"({self.cached.record_bytes} bytes each, with the optimizer's state); {who} finds its own by "
+            f"{size_text(self.directory_bytes)}"
+        )
+
+
+class HostRows:
+    """The rows of all groups with caches, as far as this process's devices hold parts of them.
+
+    Attributes:
       mesh: the devices.
-      groups: group name -> the group.
-      records: group name -> the layout of its records.
-      local_parts: group name -> the parts whose rows are here, ascending.
-      given: group name -> those of them whose rows this process gives to checkpoints: others may hold the same.
+      groups: the rows of each group, by its name.
       changes: which rows have changed since a checkpoint; None: nobody wants to know.
     """
 
@@ -66,86 +167,29 @@ class HostRows:
         me = jax.process_index()
         self.mesh = mesh
         here = [device for device in mesh.devices.flat if device.process_index == me]
-        self.groups = {group.name: group for group in bound.cached}
-        self.records = {name: Record.of(group, dtype) for name, group in self.groups.items()}
-        self._initial = {
-            name: InitialRecords(group, seed, dtype, self.records[name], here[0]) for name, group in self.groups.items()
-        }
-        self.local_parts: dict[str, tuple[int, ...]] = {}
-        self.given: dict[str, tuple[int, ...]] = {}
-        for name, group in self.groups.items():
-            self.local_parts[name] = parts_here(mesh, group.partition_axes, group.parts)
-            holders = first_holders(mesh, group.partition_axes, group.parts)
-            self.given[name] = tuple(part for part, process in enumerate(holders) if process == me)
+        self.changes = Changes({group.name: group for group in bound.cached}) if track else None
         self._budget = Budget(dram_bytes or None, "tier.dram_bytes")
         self._disk = folder_of(disk) if disk else None
-        self._stores = {
-            name: {part: RowStore(group.home_rows, self._places(name)) for part in self.local_parts[name]}
-            for name, group in self.groups.items()
-        }
-        self.changes = Changes(self.groups) if track else None
+        self._all = cached_groups(bound, dtype)
+        self.groups: dict[str, GroupRows] = {}
+        for name, cached in self._all.items():
+            axes, parts = cached.group.partition_axes, cached.group.parts
+            local = parts_here(mesh, axes, parts)
+            given = tuple(part for part, process in enumerate(first_holders(mesh, axes, parts)) if process == me)
+            stores = {part: RowStore(cached.group.home_rows, self._places(cached, len(local))) for part in local}
+            first = InitialRecords(cached, seed, here[0])
+            self.groups[name] = GroupRows(cached, local, given, self.changes, first, stores)
         item, on_host = np.dtype(dtype).itemsize, here[0].platform == "cpu"
-        caches = (len(here) * g.rows * g.row_bytes(item) for g in bound.cached)
+        caches = (len(here) * group.rows * group.row_bytes(item) for group in bound.cached)
         self._cache_bytes = sum(caches) if on_host else 0
 
-    def _places(self, name: str) -> Places:
-        size = self.records[name].bytes
+    def _places(self, cached: CachedGroup, local: int) -> Places:
+        """An empty place for the records of one of so many parts that are here."""
         if self._disk is None:
-            return InMemory(size, self._budget)
-        sizes = {n: record.bytes for n, record in self.records.items()}
-        group = self.groups[name]
-        limit = (
-            (self._budget.limit or 0) * group.parts // len(self.local_parts[name])
-        )  # as if all processes had as much
-        share = dram_share(group, list(self.groups.values()), sizes, limit)
-        return OnDisk(self._disk, name, size, share)
-
-    def parts(
-        self, name: str, part: int, homes_K: np.ndarray, aside: bool = False
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Reads records of some homes, a part of them at a time.
-
-        Args:
-          name: of the group.
-          part: of its buffer.
-          homes_K: int32 [K].
-          aside: for an evaluation or a checkpoint, which is counted apart.
-
-        Yields:
-          Which of the homes, and their records as they were written, or initial ones: uint8 [k, record].
-        """
-        store = self._stores[name][part]
-        written_K = store.is_written(homes_K)
-        stored = np.flatnonzero(written_K)
-        stored = stored[store.order(homes_K[stored])]
-        for first in range(0, len(stored), ROWS_AT_ONCE):
-            at = stored[first : first + ROWS_AT_ONCE]
-            yield at, store.read(homes_K[at], aside)
-        others = np.flatnonzero(~written_K)
-        for first in range(0, len(others), ROWS_AT_ONCE):
-            at = others[first : first + ROWS_AT_ONCE]
-            yield at, self._initial[name].make(part, homes_K[at])
-
-    def values(self, name: str, part: int, homes_K: np.ndarray, field: str) -> np.ndarray:
-        """One of the arrays of some homes' records, [K, ...] as `Record.split` gives it, without all of the records."""
-        layout = self.records[name]
-        dtype, tail = next((dtype, tail) for found, _, dtype, tail in layout.fields if found == field)
-        values = np.empty((len(homes_K), *tail), dtype)
-        for at, records in self.parts(name, part, homes_K, aside=True):
-            values[at] = layout.split(records, field)
-        return values
-
-    def written(self, name: str, part: int, first: int, last: int) -> np.ndarray:
-        """The homes of a part from `first` to below `last` that were ever written, in that order: int32 [K]."""
-        return self._stores[name][part].written_between(first, last)
-
-    def changed(self, name: str, part: int, first: int, last: int) -> np.ndarray:
-        """The homes of `written` that had changed when the last checkpoint began, in the same order: int32 [K]."""
-        assert self.changes is not None
-        owner = self.groups[name].owner_of(part)
-        homes_K = self.changes.homes(name, owner, first, last)
-        found: np.ndarray = homes_K[self._stores[name][part].order(homes_K)]
-        return found
+            return InMemory(cached.record_bytes, self._budget)
+        limit = (self._budget.limit or 0) * cached.group.parts // local  # as if all processes had as much
+        share = cached.dram_share(self._all.values(), limit)
+        return OnDisk(self._disk, cached.group.name, cached.record_bytes, share)
 
     def mark(self, named: Mapping[str, Sequence[np.ndarray]]) -> None:
         """Notes that a step changes the homes that its batch names, group name -> of each owner, if need be."""
@@ -154,30 +198,14 @@ class HostRows:
                 for owner, homes_U in enumerate(of_owners):
                     self.changes.mark(name, owner, homes_U)
 
-    def initial(self, name: str, part: int, homes_K: np.ndarray) -> np.ndarray:
-        """Records of some homes of one part as they are before any is written, uint8 [K, record]."""
-        return self._initial[name].make(part, homes_K)
-
-    def put(self, name: str, part: int, homes_K: np.ndarray, records: np.ndarray) -> None:
-        """Writes records of some homes, all different."""
-        self._stores[name][part].write(homes_K, records)
-
-    def differ(self, name: str, part: int, homes_K: np.ndarray, records: np.ndarray, columns: int) -> np.ndarray:
-        """Returns whether each home's record is another than the initial one in its first columns, bool [K]."""
-        initial, differ_K = self._initial[name].make(part, homes_K), np.zeros(len(homes_K), bool)
-        for _, first, dtype, tail in self.records[name].fields:
-            cells = slice(first, first + (columns if tail else 1) * dtype.itemsize)
-            differ_K |= (initial[:, cells] != records[:, cells]).any(axis=1)
-        return differ_K
-
     def clear(self) -> None:
         """Forgets all rows: they are at their initial values."""
         self._budget.left = self._budget.limit
         if self.changes is not None:
             self.changes.clear()
-        for name, stores in self._stores.items():
-            for store in stores.values():
-                store.clear(self._places(name))
+        for rows in self.groups.values():
+            for store in rows.stores.values():
+                store.clear(self._places(rows.cached, len(rows.local_parts)))
 
     def figures(self) -> dict[str, int]:
         """Returns counts since the last `clear`, over all groups and the parts that are here.
@@ -188,70 +216,30 @@ class HostRows:
         rows, with those of devices that have no other; "directory_bytes", of what finds the rows.
         """
         names = ("written_rows", "disk_rows", "records_read", "records_written", "disk_bytes")
-        found = dict.fromkeys((*names, "records_read_aside", "padded_bytes", "row_bytes"), 0)
-        for name, stores in self._stores.items():
-            for store in stores.values():
-                size = self.records[name].bytes
-                found["written_rows"] += store.written
-                found["padded_bytes"] += store.written * record_bytes(size)
-                found["row_bytes"] += 0 if self._budget.limit else store.written * size
+        counts = dict.fromkeys((*names, "records_read_aside", "padded_bytes", "row_bytes"), 0)
+        for rows in self.groups.values():
+            size = rows.cached.record_bytes
+            for store in rows.stores.values():
+                counts["written_rows"] += store.written
+                counts["padded_bytes"] += store.written * record_bytes(size)
+                counts["row_bytes"] += 0 if self._budget.limit else store.written * size
                 if isinstance(store.places, OnDisk):
-                    found["disk_rows"] += store.places.stored_records
-                    found["records_read"] += store.places.read_records
-                    found["records_read_aside"] += store.places.read_aside
-                    found["records_written"] += store.places.written_records
-                    found["disk_bytes"] += store.places.file_bytes
-        found["row_bytes"] += (self._budget.limit or 0) + self._cache_bytes
-        found["directory_bytes"] = sum(map(self._directory_bytes, self.groups.values()))
+                    counts["disk_rows"] += store.places.stored_records
+                    counts["records_read"] += store.places.read_records
+                    counts["records_read_aside"] += store.places.read_aside
+                    counts["records_written"] += store.places.written_records
+                    counts["disk_bytes"] += store.places.file_bytes
+        counts["row_bytes"] += (self._budget.limit or 0) + self._cache_bytes
+        counts["directory_bytes"] = sum(rows.directory_bytes for rows in self.groups.values())
         if self._disk is not None:  # where each record is in memory, and whether it is on the disk
-            found["directory_bytes"] += 5 * found["written_rows"]
-        return found
-
-    def about(self) -> list[str]:
-        """A line for each cache: how many rows it holds of how many, and what the host keeps to find them."""
-        lines = []
-        for name, group in self.groups.items():
-            homes, size = group.home_rows, self.records[name].bytes
-            who = "the host" if len(self.local_parts[name]) == group.parts else "this process"
-            lines.append(
-                f"{name}: a device has room for {group.rows:,} of its {homes:,} rows ({size} bytes each, with the "
-                f"optimizer's state); {who} finds its own by {size_text(self._directory_bytes(group))}"
-            )
-        return lines
-
-    def _directory_bytes(self, group: Group) -> int:
-        """Bytes that find the rows of the parts that are here: slots on their devices, and places on the host."""
-        marks = 0 if self.changes is None else group.owners * group.home_rows // 4
-        return find_bytes(group, self.local_parts[group.name]) + marks
+            counts["directory_bytes"] += 5 * counts["written_rows"]
+        return counts
 
     def close(self) -> None:
         """Gives memory and files back."""
-        for stores in self._stores.values():
-            for store in stores.values():
+        for rows in self.groups.values():
+            for store in rows.stores.values():
                 store.close()
-
-
-def find_bytes(group: Group, parts: Sequence[int]) -> int:
-    """Bytes by which a process finds the rows of some parts of a group: slots on the devices, and places on the host.
-
-    The slots of an owner's rows are found once, whatever the number of parts that hold columns of them.
-    """
-    hot = (s.spec.rows for s in group.segments if s.band.vacant and s.spec.rows <= LISTED_ROWS)
-    owners = len({group.owner_of(part) for part in parts})
-    return 4 * sum(hot) + owners * (4 * group.home_rows + 28 * group.rows) + len(parts) * 4 * group.home_rows
-
-
-def dram_share(group: Group, groups: Sequence[Group], record_bytes: Mapping[str, int], limit: int) -> int:
-    """Bytes of the host's memory for the records of each part of a group, before a disk.
-
-    Args:
-      group: one of `groups`.
-      groups: all that have caches.
-      record_bytes: group name -> of its records.
-      limit: bytes for all of them.
-    """
-    needs = {g.name: g.parts * g.home_rows * record_bytes[g.name] for g in groups}
-    return limit * needs[group.name] // sum(needs.values()) // group.parts
 
 
 def folder_of(path: str) -> Path:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,84 +12,38 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.buffers import Draws, Form, call_sizes, initial_values
-from recjax.embedding.layout import Group
 from recjax.embedding.low_precision import storage_dtype
 from recjax.parallel.mesh import put, sharded
+from recjax.tiers.caches import ROWS, Arrays, CachedGroup
 from recjax.utils.phases import Phase
-
-ROWS = "rows"  # the name of a table's values among the arrays of a record
-_ALIGNED = 64
-
-Arrays = dict[str, Any]  # ROWS and the optimizer's slots -> [rows, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Record:
-    """The layout of a group's records: a row and its optimizer's state, padded to 64 bytes.
-
-    Attributes:
-      fields: name, first byte, dtype and shape of each array's part.
-      bytes: of a record.
-    """
-
-    fields: tuple[tuple[str, int, Any, tuple[int, ...]], ...]
-    bytes: int
-
-    @classmethod
-    def of(cls, group: Group, dtype: Any) -> Record:
-        """Returns the record of a group, if tables and slots hold `dtype` unless they say otherwise."""
-        rows: tuple[str, Any, tuple[int, ...]] = (ROWS, storage_dtype(group, dtype), (group.width,))
-        arrays = [rows, *((name, np.dtype(dtype), slot.shape) for name, slot in group.slots().items())]
-        fields, first = [], 0
-        for name, kind, shape in arrays:
-            fields.append((name, first, np.dtype(kind), shape))
-            first += math.prod(shape) * np.dtype(kind).itemsize
-        return cls(tuple(fields), -(-first // _ALIGNED) * _ALIGNED)
-
-    def join(self, arrays: Arrays) -> np.ndarray:
-        """Records uint8 [K, bytes] of arrays [K, ...], which may lack the last columns: those are zeros."""
-        count = len(arrays[ROWS])
-        records = np.zeros((count, self.bytes), np.uint8)
-        for name, first, _, _ in self.fields:
-            cells = np.ascontiguousarray(arrays[name]).reshape(count, -1).view(np.uint8)
-            records[:, first : first + cells.shape[1]] = cells
-        return records
-
-    def split(self, records: np.ndarray, name: str) -> np.ndarray:
-        """One of the arrays [K, ...] of records."""
-        _, first, dtype, shape = next(field for field in self.fields if field[0] == name)
-        size = math.prod(shape) * dtype.itemsize
-        own = np.ascontiguousarray(records[:, first : first + size])
-        return own.view(dtype).reshape(len(records), *shape)
 
 
 class InitialRecords:
     """Records of rows that were never written: drawn by the device that would hold them, so that the bits are its."""
 
-    def __init__(self, group: Group, seed: int, dtype: Any, record: Record, device: Any) -> None:
+    def __init__(self, cached: CachedGroup, seed: int, device: Any) -> None:
         """Draws nothing yet; `device` is one of the mesh."""
-        self._group, self._seed, self._record, self._device = group, seed, record, device
-        self._dtype = storage_dtype(group, dtype)
-        self._slots = {name: (slot.initial, slot.shape) for name, slot in group.slots().items()}
-        self._kind = np.dtype(dtype)
+        self._cached, self._seed, self._device = cached, seed, device
 
     def make(self, part: int, homes_K: np.ndarray) -> np.ndarray:
         """The records of some homes of a part of the buffer, uint8 [K, bytes]."""
-        records = np.empty((len(homes_K), self._record.bytes), np.uint8)
+        cached, slots = self._cached, self._cached.group.slots()
+        records = np.empty((len(homes_K), cached.record_bytes), np.uint8)
         for start, size in call_sizes(len(homes_K)):
             padded, own = np.zeros(size, np.int32), homes_K[start : start + size]
             padded[: len(own)] = own
             drawn = self._draw(size)(jax.device_put(padded, self._device), np.int32(part))
             arrays = {ROWS: np.asarray(drawn)[: len(own)]}
-            for name, (value, shape) in self._slots.items():
-                arrays[name] = np.full((len(own), *shape), value, self._kind)
-            records[start : start + len(own)] = self._record.join(arrays)
+            for name, slot in slots.items():
+                arrays[name] = np.full((len(own), *slot.shape), slot.initial, cached.dtype)
+            records[start : start + len(own)] = cached.join(arrays)
         return records
 
     @functools.cache  # noqa: B019  # lives as long as a training
     def _draw(self, size: int) -> Callable[..., jax.Array]:
-        draws = jax.device_put(Draws.of(self._group, [self._seed]), self._device)
-        return functools.partial(_drawing(Form.of(self._group, self._dtype), size), draws)
+        group = self._cached.group
+        draws = jax.device_put(Draws.of(group, [self._seed]), self._device)
+        return functools.partial(_drawing(Form.of(group, storage_dtype(group, self._cached.dtype)), size), draws)
 
 
 @functools.lru_cache(maxsize=256)
@@ -110,11 +62,10 @@ class Mover:
     Of several processes all call them equally often, with slots of their own parts; none waits for another in them.
     """
 
-    def __init__(self, group: Group, mesh: Mesh, record: Record) -> None:
-        """Compiles nothing yet; `record` is the layout of the group's records."""
-        self._record = record
-        self._group, self._sharding = group, sharded(mesh, group.partition_axes)
-        spec = P(group.partition_axes)
+    def __init__(self, cached: CachedGroup, mesh: Mesh) -> None:
+        """Compiles nothing yet."""
+        self._cached, axes = cached, cached.group.partition_axes
+        self._sharding, spec = sharded(mesh, axes), P(axes)
 
         def take(buffers: Arrays, slots_C: jax.Array) -> Arrays:
             with jax.named_scope(Phase.TIER_SWAP):
@@ -175,7 +126,7 @@ class Mover:
             at = self._placed(self._slots(slots, start, size))
             some = [own[start : start + size] for own in records]
             new = {
-                name: self._placed(self._padded([self._record.split(own, name) for own in some], 0, size))
+                name: self._placed(self._padded([self._cached.split(own, name) for own in some], 0, size))
                 for name in buffers
             }
             buffers, homes = self._put(buffers, homes, at, new, self._placed(self._padded(come, start, size)))
@@ -183,7 +134,7 @@ class Mover:
 
     def _slots(self, slots: Sequence[np.ndarray], start: int, size: int) -> np.ndarray:
         """Slots of all parts, int32 [parts * C]; beyond R, and all different, where there are none left."""
-        out = np.tile(self._group.rows + np.arange(size, dtype=np.int32), (len(slots), 1))
+        out = np.tile(self._cached.group.rows + np.arange(size, dtype=np.int32), (len(slots), 1))
         for n, slots_K in enumerate(slots):
             own = slots_K[start : start + size]
             out[n, : len(own)] = own

@@ -14,11 +14,11 @@ from recjax.embedding.bands import BoundSegment
 from recjax.embedding.buffers import GroupSlots, Tables
 from recjax.embedding.cells import Overlap, overlaps
 from recjax.embedding.collection import Saved, export_segment, outside
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.layout import BoundPlan
 from recjax.errors import ConfigError
 from recjax.parallel import distributed
-from recjax.tiers.host_rows import HostRows
-from recjax.tiers.moves import ROWS
+from recjax.tiers.caches import ROWS
+from recjax.tiers.host_rows import GroupRows, HostRows
 from recjax.utils.lazy_arrays import Index, LazyArray, as_lazy, block_of
 
 # Name of a table -> each of its segments of hot rows: their arrays [K, ...] by the rows' numbers in the segment's band.
@@ -38,13 +38,19 @@ def hot_rows(bound: BoundPlan, tables: Tables, slots: GroupSlots) -> Hot:
     }
 
 
-def cached_tables(bound: BoundPlan) -> dict[str, list[tuple[Group, BoundSegment]]]:
+CachedTable = list[tuple[GroupRows, BoundSegment]]  # segments of a table, each with the rows of its group
+
+
+def cached_tables(host: HostRows) -> dict[str, CachedTable]:
     """The segments of each table with caches, but for those of hot rows: one, or one for each range of columns."""
-    names = dict.fromkeys(segment.spec.name for group in bound.cached for segment in group.segments)
-    return {name: [pair for pair in bound.segments(name) if pair[0].cached] for name in names}
+    tables: dict[str, CachedTable] = {}
+    for rows in host.groups.values():
+        for segment in rows.group.segments:
+            tables.setdefault(segment.spec.name, []).append((rows, segment))
+    return tables
 
 
-def export_cached(bound: BoundPlan, host: HostRows, hot: Hot) -> dict[str, dict[str, LazyArray]]:
+def export_cached(host: HostRows, hot: Hot) -> dict[str, dict[str, LazyArray]]:
     """Tables of caches as `export_tables` gives others, after `Tier.flush`: good until the next `Tier.admit`.
 
     Raises:
@@ -56,26 +62,24 @@ def export_cached(bound: BoundPlan, host: HostRows, hot: Hot) -> dict[str, dict[
             "whole tables. Open the newest checkpoint of the run in one process, which has room for what it holds."
         )
     return {
-        table: {
-            name: _export(segments, host, name, hot[table]) for name, *_ in host.records[segments[0][0].name].fields
-        }
-        for table, segments in cached_tables(bound).items()
+        table: {name: _export(segments, name, hot[table]) for name, *_ in segments[0][0].cached.fields}
+        for table, segments in cached_tables(host).items()
     }
 
 
-def _export(segments: Sequence[tuple[Group, BoundSegment]], host: HostRows, name: str, hot: Sequence[Any]) -> LazyArray:
-    layout, spec = host.records[segments[0][0].name], segments[0][1].spec
-    kind, tail = next((dtype, tail) for field, _, dtype, tail in layout.fields if field == name)
+def _export(segments: CachedTable, name: str, hot: Sequence[Any]) -> LazyArray:
+    first_rows, spec = segments[0][0], segments[0][1].spec
+    kind, tail = next((dtype, tail) for field, _, dtype, tail in first_rows.cached.fields if field == name)
     dtype = outside(kind)
     whole = (spec.rows, spec.dim)[: 1 + len(tail)]
 
     def read(part: Index) -> np.ndarray:
         out = np.empty([axis.stop - axis.start for axis in part], dtype)
-        for group, segment in segments:
-            for piece in overlaps(group, segment, part):
-                if len(part) == 1 and (segment.first or group.place(piece.part)[1]):
+        for rows, segment in segments:
+            for piece in overlaps(rows.group, segment, part):
+                if len(part) == 1 and (segment.first or rows.group.place(piece.part)[1]):
                     continue  # the first columns have all of it, and the others the same
-                values = host.values(group.name, piece.part, _homes(piece.homes), name).view(dtype)
+                values = rows.values(piece.part, _homes(piece.homes), name).view(dtype)
                 out[(piece.rows, *piece.columns)] = values[(slice(None), *_in_buffer(piece))]
         for of, arrays in hot:
             first, last = of.band.span(part[0].start, part[0].stop)
@@ -97,37 +101,34 @@ def _homes(homes: range | np.ndarray) -> np.ndarray:
     return homes.astype(np.int32)
 
 
-def import_cached(bound: BoundPlan, host: HostRows, saved: Saved | Sequence[Saved]) -> None:
+def import_cached(host: HostRows, saved: Saved | Sequence[Saved]) -> None:
     """The inverse of `export_cached`, from what any mesh, plan and tier gave, into a tier of which nothing is written.
 
     The host holds one part at a time. Rows at their initial values are not written.
     """
     source: Any = saved if isinstance(saved, dict) else saved[0]
-    for table, segments in cached_tables(bound).items():
-        arrays = {name: as_lazy(source[table][name]) for name, *_ in host.records[segments[0][0].name].fields}
+    for table, segments in cached_tables(host).items():
+        arrays = {name: as_lazy(source[table][name]) for name, *_ in segments[0][0].cached.fields}
         for part in arrays[ROWS].parts():
-            _import(segments, host, arrays, part[0])
+            _import(segments, arrays, part[0])
 
 
-def _import(
-    segments: Sequence[tuple[Group, BoundSegment]], host: HostRows, arrays: dict[str, LazyArray], rows: slice
-) -> None:
+def _import(segments: CachedTable, arrays: dict[str, LazyArray], some: slice) -> None:
     """Writes some rows of a table; a row of which any column is not at its initial value, in all of its pieces."""
     spec = segments[0][1].spec
-    values = {name: array.read((rows, *(slice(0, n) for n in array.shape[1:]))) for name, array in arrays.items()}
-    changed_M = np.zeros(rows.stop - rows.start, bool)
-    pieces: list[tuple[Group, Overlap, np.ndarray]] = []
-    for group, segment in segments:
-        layout = host.records[group.name]
-        for piece in overlaps(group, segment, (rows, slice(0, spec.dim))):
+    values = {name: array.read((some, *(slice(0, n) for n in array.shape[1:]))) for name, array in arrays.items()}
+    changed_M = np.zeros(some.stop - some.start, bool)
+    pieces: list[tuple[GroupRows, Overlap, np.ndarray]] = []
+    for rows, segment in segments:
+        for piece in overlaps(rows.group, segment, (some, slice(0, spec.dim))):
             arrays_K = {}
-            for name, _, dtype, tail in layout.fields:
+            for name, _, dtype, tail in rows.cached.fields:
                 columns = piece.columns[: len(tail)]
                 arrays_K[name] = np.ascontiguousarray(values[name][(piece.rows, *columns)]).view(dtype)
-            pieces.append((group, piece, layout.join(arrays_K)))
+            pieces.append((rows, piece, rows.cached.join(arrays_K)))
             width = piece.columns[0].stop - piece.columns[0].start
-            changed_M[piece.rows] |= host.differ(group.name, piece.part, _homes(piece.homes), pieces[-1][2], width)
-    for group, piece, records in pieces:
+            changed_M[piece.rows] |= rows.differ(piece.part, _homes(piece.homes), pieces[-1][2], width)
+    for rows, piece, records in pieces:
         changed_K = changed_M[piece.rows]
-        if piece.part in host.local_parts[group.name] and changed_K.any():
-            host.put(group.name, piece.part, _homes(piece.homes)[changed_K], records[changed_K])
+        if piece.part in rows.local_parts and changed_K.any():
+            rows.put(piece.part, _homes(piece.homes)[changed_K], records[changed_K])

@@ -26,14 +26,70 @@ from recjax.parallel import distributed
 from recjax.parallel.malloc import return_free
 from recjax.parallel.mesh import own as parts_of_this_process
 from recjax.parallel.mesh import put
-from recjax.tiers.admission import Admission, Course, Leaving, OfOwners
+from recjax.tiers.caches import ROWS, Arrays
 from recjax.tiers.directory import NO_MOVES, Moves
-from recjax.tiers.host_rows import ROWS_AT_ONCE, HostRows
-from recjax.tiers.moves import ROWS, Arrays, Mover
+from recjax.tiers.host_rows import ROWS_AT_ONCE, GroupRows, HostRows
+from recjax.tiers.moves import Mover
 
 _NONE = np.zeros(0, np.int32)
 _READERS = 2
 _WAITING_BYTES = 2**26  # of rows that have left and are not written; those of one step may be more
+
+OfOwners = dict[str, list[Any]]  # group name -> something of each owner
+
+
+@dataclasses.dataclass(eq=False)
+class Leaving:
+    """Rows that leave a cache, until they are written.
+
+    Attributes:
+      homes_K: int32, ascending.
+      order_K: which of the records is that of each.
+      records: of the rows as they leave, uint8 [K, record].
+    """
+
+    homes_K: np.ndarray
+    order_K: np.ndarray
+    records: Future[np.ndarray]
+
+
+class Course:
+    """One pass of a stream through a stage that began with an empty cache.
+
+    Attributes:
+      leaving: group name -> of each part that is here what has left, or is to leave, and is not written.
+      waiting: reads to begin once the caches that the course before it filled are empty; None: they are.
+      hits, misses: rows that its batches so far named and that were, or were not, in the caches of all processes.
+    """
+
+    def __init__(self, parts: Mapping[str, Sequence[int]]) -> None:
+        """Not begun; `parts` are those of each group that are here."""
+        self.leaving: dict[str, dict[int, list[Leaving]]] = {
+            name: {part: [] for part in of_group} for name, of_group in parts.items()
+        }
+        self.waiting: list[Any] | None = []
+        self.hits = self.misses = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Admission:
+    """Rows that move before the step of a batch: see `Tier.admit`.
+
+    Attributes:
+      course: of the stage that made it.
+      moves: group name -> of each part of its buffer; of parts that are elsewhere none.
+      named: group name -> of each owner the homes that the batch names, int32, ascending.
+      left: group name -> of each part that is here a future of the records of the rows that leave.
+      records: the records of the rows that come, for each group and part; of parts that are elsewhere none.
+      longest: group name -> the most rows that come to any part of it, here or elsewhere, and the most that leave one.
+    """
+
+    course: Course
+    moves: dict[str, list[Moves]]
+    named: OfOwners
+    left: dict[str, dict[int, Future[np.ndarray]]]
+    records: Future[dict[str, list[np.ndarray]]]
+    longest: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
 
 class Tier:
@@ -49,8 +105,8 @@ class Tier:
     def __init__(self, rows: HostRows) -> None:
         """Moves these rows, none of which is written yet, to caches and back."""
         self.rows = rows
-        self._groups, self._records = self.rows.groups, self.rows.records
-        self._movers = {name: Mover(group, rows.mesh, self._records[name]) for name, group in self._groups.items()}
+        self._groups = rows.groups
+        self._movers = {name: Mover(of_group.cached, rows.mesh) for name, of_group in self._groups.items()}
         self._lander = ThreadPoolExecutor(1, "tier-land")
         self._writer = ThreadPoolExecutor(1, "tier-write")
         self._readers = ThreadPoolExecutor(_READERS, "tier-read")
@@ -67,7 +123,7 @@ class Tier:
 
     def course(self) -> Course:
         """Returns a new course; it begins with the first of its batches that is admitted."""
-        return Course(self.rows.local_parts)
+        return Course({name: rows.local_parts for name, rows in self._groups.items()})
 
     # What the stage asks for, a batch or more ahead of the step.
 
@@ -83,15 +139,15 @@ class Tier:
           An admission without `longest`, which is of all owners.
         """
         of_parts = {
-            name: [moves[name].get(group.owner_of(part), NO_MOVES) for part in range(group.parts)]
-            for name, group in self._groups.items()
+            name: [moves[name].get(rows.group.owner_of(part), NO_MOVES) for part in range(rows.group.parts)]
+            for name, rows in self._groups.items()
             if name in moves
         }
         left: dict[str, dict[int, Future[np.ndarray]]] = {}
         jobs: list[tuple[str, int, np.ndarray, list[Leaving]]] = []
         for name, of_group in of_parts.items():
             left[name] = {}
-            for part in self.rows.local_parts[name]:
+            for part in self._groups[name].local_parts:
                 moved = of_group[part]
                 with self._lock:
                     before = list(course.leaving[name][part])
@@ -117,27 +173,29 @@ class Tier:
         self, jobs: Sequence[tuple[str, int, np.ndarray, list[Leaving]]], into: Future[dict[str, list[np.ndarray]]]
     ) -> None:
         try:
-            elsewhere = {name: np.empty((0, self._records[name].bytes), np.uint8) for name in self._groups}
-            records = {name: [elsewhere[name]] * group.parts for name, group in self._groups.items()}
+            records = {
+                name: [np.empty((0, rows.cached.record_bytes), np.uint8)] * rows.group.parts  # of parts elsewhere
+                for name, rows in self._groups.items()
+            }
             for name, part, homes_K, before in jobs:
-                records[name][part] = self._read_behind(name, part, homes_K, before)
+                records[name][part] = self._read_behind(self._groups[name], part, homes_K, before)
             into.set_result(records)
         except BaseException as error:
             into.set_exception(error)
 
-    def _read_behind(self, name: str, part: int, homes_K: np.ndarray, before: Sequence[Leaving]) -> np.ndarray:
+    def _read_behind(self, rows: GroupRows, part: int, homes_K: np.ndarray, before: Sequence[Leaving]) -> np.ndarray:
         """Records of homes, of which some may be among those that left before and are not written."""
-        records = np.empty((len(homes_K), self._records[name].bytes), np.uint8)
+        records = np.empty((len(homes_K), rows.cached.record_bytes), np.uint8)
         stored_K = np.ones(len(homes_K), bool)
         for leaving in before:  # the latest one counts
             at_K = np.minimum(np.searchsorted(leaving.homes_K, homes_K), len(leaving.homes_K) - 1)
-            if len(found := np.flatnonzero(leaving.homes_K[at_K] == homes_K)):
-                records[found] = leaving.records.result()[leaving.order_K[at_K[found]]]
-                stored_K[found] = False
+            if len(waiting := np.flatnonzero(leaving.homes_K[at_K] == homes_K)):
+                records[waiting] = leaving.records.result()[leaving.order_K[at_K[waiting]]]
+                stored_K[waiting] = False
         self.read_while_waiting += len(homes_K) - int(stored_K.sum())
         here = np.flatnonzero(stored_K)
-        for at, found in self.rows.parts(name, part, homes_K[here]):
-            records[here[at]] = found
+        for at, stored in rows.parts(part, homes_K[here]):
+            records[here[at]] = stored
         return records
 
     # What the loop does before a step.
@@ -169,7 +227,8 @@ class Tier:
             if leave:
                 of_parts = [own.slots_K[:count] for own, count in zip(moves, counts, strict=True)]
                 taken = self._movers[name].take(buffers, of_parts, leave)
-                self._hold_back(sum(counts[part] for part in self.rows.local_parts[name]) * self._records[name].bytes)
+                rows = self._groups[name]
+                self._hold_back(sum(counts[part] for part in rows.local_parts) * rows.cached.record_bytes)
                 left = admission.left.pop(name)  # nobody keeps rows longer than they are needed
                 self._landing.append(self._lander.submit(self._land, course, name, moves, taken, left))
                 del left
@@ -208,25 +267,25 @@ class Tier:
     ) -> None:
         for part, records in left.items():
             if count := moves[part].leaving:
-                self.rows.put(name, part, moves[part].leave_K[:count], records.result())
+                self._groups[name].put(part, moves[part].leave_K[:count], records.result())
                 with self._lock:
-                    kept = course.leaving[name][part]
-                    kept[:] = [other for other in kept if other.records is not records]
+                    leaving = course.leaving[name][part]
+                    leaving[:] = [other for other in leaving if other.records is not records]
 
     def _on_host(self, name: str, counts: Sequence[int], taken: list[tuple[int, Arrays]]) -> list[np.ndarray]:
         """Records of the rows of a group that `Mover.take` took, so many of each part that is here."""
-        layout = self._records[name]
-        found = [np.empty((count, layout.bytes), np.uint8) for count in counts]
+        cached = self._groups[name].cached
+        records = [np.empty((count, cached.record_bytes), np.uint8) for count in counts]
         for start, arrays in taken:
-            host = {name: parts_of_this_process(x) for name, x in arrays.items()}
+            host = {field: parts_of_this_process(x) for field, x in arrays.items()}
             size = len(host[ROWS]) // len(counts)
             for n, count in enumerate(counts):
                 stop = min(count - start, size)
                 if stop > 0:
-                    own = slice(n * size, n * size + stop)
-                    found[n][start : start + stop] = layout.join({name: x[own] for name, x in host.items()})
+                    of_part = slice(n * size, n * size + stop)
+                    records[n][start : start + stop] = cached.join({field: x[of_part] for field, x in host.items()})
             arrays.clear()  # on the devices, and their copies on the host
-        return found
+        return records
 
     def _begin(self, state: Any, course: Course) -> Any:
         """Empties the caches for a course whose directories begin empty."""
@@ -247,16 +306,16 @@ class Tier:
         return_free()  # an evaluation or a checkpoint begins, which takes memory of its own
         if self._flushed:
             return
-        for name, group in self._groups.items():
-            here = self.rows.local_parts[name]
-            homes = dict(zip(here, parts_of_this_process(state.homes[name]).reshape(-1, group.rows), strict=True))
-            slots = {part: self._unsaved(name, part, homes[part]) for part in here}
+        for name, rows in self._groups.items():
+            homes_PxR = parts_of_this_process(state.homes[name]).reshape(-1, rows.group.rows)
+            homes = dict(zip(rows.local_parts, homes_PxR, strict=True))
+            slots = {part: self._unsaved(name, part, homes_R) for part, homes_R in homes.items()}
             filled = max(map(len, slots.values()))
             most = max(map(int, distributed.gather("rows of a cache", str(filled))))
             buffers = {ROWS: state.tables[name], **state.slots[name]}
             for first in range(0, most, ROWS_AT_ONCE):
                 some = {part: own[first : first + ROWS_AT_ONCE] for part, own in slots.items()}
-                of_parts = [some.get(part, _NONE) for part in range(group.parts)]
+                of_parts = [some.get(part, _NONE) for part in range(rows.group.parts)]
                 taken = self._movers[name].take(buffers, of_parts, min(most - first, ROWS_AT_ONCE))
                 records = self._on_host(name, [len(own) for own in some.values()], taken)
                 for writing in self._writing[:-2]:  # so that no more than that waits in memory
@@ -270,7 +329,7 @@ class Tier:
         """Slots of a part's cache whose rows the host may have no record of as they are, int32."""
         slots_K = np.flatnonzero(homes_R >= 0).astype(np.int32)
         changes = self.rows.changes
-        owner = self._groups[name].owner_of(part)
+        owner = self._groups[name].group.owner_of(part)
         return slots_K if changes is None else slots_K[changes.marked(name, owner, homes_R[slots_K])]
 
     def begin_checkpoint(self, state: Any) -> None:
@@ -284,7 +343,7 @@ class Tier:
     ) -> None:
         for (part, own), new in zip(slots.items(), records, strict=True):
             if len(own):
-                self.rows.put(name, part, homes[part][own], new)
+                self._groups[name].put(part, homes[part][own], new)
 
     def _raise(self) -> None:
         """Raises what went wrong in the writer's thread."""
@@ -330,16 +389,15 @@ class Tier:
         """
         tables = dict(state.tables)
         for name, of_owners in homes.items():
-            group, rows = self._groups[name], self._view_rows[name]
-            while rows < max(map(len, of_owners)):
-                rows += rows // 4
-            self._view_rows[name] = rows
-            layout = self._records[name]
-            _, _, dtype, tail = layout.fields[0]
-            whole = np.zeros((group.parts, rows, *tail), dtype)
-            for part in self.rows.local_parts[name]:
-                for at, records in self.rows.parts(name, part, of_owners[group.owner_of(part)], aside=True):
-                    whole[part, at] = layout.split(records, ROWS)
+            rows, size = self._groups[name], self._view_rows[name]
+            while size < max(map(len, of_owners)):
+                size += size // 4
+            self._view_rows[name] = size
+            _, _, dtype, tail = rows.cached.fields[0]
+            whole = np.zeros((rows.group.parts, size, *tail), dtype)
+            for part in rows.local_parts:
+                for at, records in rows.parts(part, of_owners[rows.group.owner_of(part)], aside=True):
+                    whole[part, at] = rows.cached.split(records, ROWS)
             tables[name] = put(whole.reshape(-1, *tail), state.tables[name].sharding)
         return dataclasses.replace(state, tables=tables)
 

@@ -11,7 +11,7 @@ Rows are in the order of their first write, in which a disk gives them at full s
 columns, of their positions; hot rows, which are on the devices, come last. With these any other run goes on, whether it
 has caches or not: `whole_tables` makes tables of them, for which it holds the written rows of one table. An increment
 (`recjax/train/checkpoint/chain.py`) holds those of these rows that have changed since the checkpoint before it, and all
-hot ones: `overlay.py` lays it over that.
+hot ones: `overlaid` lays it over that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import dataclasses
 import itertools
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -30,14 +30,14 @@ import numpy as np
 from recjax.embedding.bands import BoundSegment, Piece
 from recjax.embedding.buffers import NAME_BITS, initial_rows
 from recjax.embedding.collection import outside
-from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.row_order import RowOrder
+from recjax.embedding.spec import TableSpec
 from recjax.errors import TrainingError
 from recjax.parallel import distributed
-from recjax.tiers.host_rows import HostRows
-from recjax.tiers.moves import ROWS
-from recjax.tiers.tables import Hot, cached_tables
-from recjax.utils.lazy_arrays import Index, LazyArray, Place, Spread, as_lazy, block_of
+from recjax.tiers.caches import ROWS
+from recjax.tiers.host_rows import GroupRows, HostRows
+from recjax.tiers.tables import CachedTable, Hot, cached_tables
+from recjax.utils.lazy_arrays import Index, LazyArray, Place, Spread, as_lazy, block_of, chosen_rows, joined
 
 WRITTEN = "written"
 POSITIONS, TABLE, INITIAL = "positions", "table", "initial"
@@ -46,7 +46,7 @@ _CHUNK = 1 << 16  # rows at a time
 Written = dict[str, dict[str, Any]]  # table -> what the module says
 
 
-def export_written(bound: BoundPlan, host: HostRows, seed: int, hot: Hot, changed: bool = False) -> Written:
+def export_written(host: HostRows, seed: int, hot: Hot, changed: bool = False) -> Written:
     """The rows that were ever written, and hot ones, after `Tier.begin_checkpoint`: good until the next `Tier.admit`.
 
     With `changed` those alone that have changed since the checkpoint that was complete last, and hot ones. Of several
@@ -55,13 +55,10 @@ def export_written(bound: BoundPlan, host: HostRows, seed: int, hot: Hot, change
     Raises:
       TrainingError: processes that hold columns of the same rows have written different ones.
     """
-    homes = host.changed if changed else host.written
-    blocks = {name: _blocks(held, host, homes) for name, held in cached_tables(bound).items()}
+    tables = cached_tables(host)
+    blocks = {name: _blocks(segments, changed) for name, segments in tables.items()}
     counts = _counts_of_all(blocks)
-    return {name: _written(blocks[name], counts[name], host, seed, hot[name]) for name in blocks}
-
-
-_Homes = Callable[[str, int, int, int], np.ndarray]  # as `HostRows.written`
+    return {name: _written(tables[name], blocks[name], counts[name], seed, hot[name]) for name in blocks}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,30 +66,30 @@ class _Block:
     """Rows of a table from a storage position on, at which a piece of it begins or ends, up to the next one.
 
     Attributes:
-      pieces: of the table in which these rows lie, each with other columns, with their groups and segments.
+      pieces: of the table in which these rows lie, each with other columns, with the rows of their groups.
       positions_K: int32, of those of the rows that are written; None: no piece is here.
     """
 
-    pieces: list[tuple[Group, BoundSegment, Piece]]
+    pieces: list[tuple[GroupRows, Piece]]
     positions_K: np.ndarray | None
 
 
-def _blocks(held: Sequence[tuple[Group, BoundSegment]], host: HostRows, homes: _Homes) -> list[_Block]:
+def _blocks(segments: CachedTable, changed: bool) -> list[_Block]:
     """Cuts a table into blocks; of pieces beside each other with the rows of all, in ascending order."""
-    pieces = [(group, segment, piece) for group, segment in held for piece in group.pieces(segment)]
-    pieces = [(g, s, piece) for g, s, piece in pieces if piece.start < piece.stop and piece.first < piece.last]
-    cuts = sorted({edge for _, _, piece in pieces for edge in (piece.start, piece.stop)})
-    of_block: list[list[tuple[Group, BoundSegment, Piece]]] = [[] for _ in cuts[1:]]
-    for group, segment, piece in pieces:
+    pieces = [(rows, piece) for rows, segment in segments for piece in rows.group.pieces(segment)]
+    pieces = [(rows, piece) for rows, piece in pieces if piece.start < piece.stop and piece.first < piece.last]
+    cuts = sorted({edge for _, piece in pieces for edge in (piece.start, piece.stop)})
+    of_block: list[list[tuple[GroupRows, Piece]]] = [[] for _ in cuts[1:]]
+    for rows, piece in pieces:
         for n in range(bisect.bisect(cuts, piece.start) - 1, bisect.bisect_left(cuts, piece.stop)):
-            of_block[n].append((group, segment, piece))
+            of_block[n].append((rows, piece))
     blocks = []
     for (first, last), inside in zip(itertools.pairwise(cuts), of_block, strict=True):
         positions = []
-        for group, _, piece in inside:
-            if piece.part in host.local_parts[group.name]:
-                shift = piece.start - piece.offset
-                positions.append(homes(group.name, piece.part, first - shift, last - shift) + np.int32(shift))
+        for rows, piece in inside:
+            if piece.part in rows.local_parts:
+                shift, homes = piece.start - piece.offset, rows.changed if changed else rows.written
+                positions.append(homes(piece.part, first - shift, last - shift) + np.int32(shift))
         positions_K = positions[0] if positions else None
         if len(inside) > 1 and positions:
             positions_K = np.unique(np.concatenate(positions))
@@ -124,17 +121,16 @@ _Placed = list[tuple[Place, LazyArray]]  # pieces of an array by the least index
 
 
 def _written(
-    blocks: Sequence[_Block], counts: Sequence[int], host: HostRows, seed: int, hot: Sequence[Any]
+    segments: CachedTable, blocks: Sequence[_Block], counts: Sequence[int], seed: int, hot: Sequence[Any]
 ) -> dict[str, Any]:
     """The arrays of one table: whole ones, or of several processes what this one gives."""
-    group, segment, _ = blocks[0].pieces[0]
-    fields = host.records[group.name].fields
+    spec, fields = segments[0][1].spec, segments[0][0].cached.fields
     placed: dict[str, _Placed] = {name: [] for name in (POSITIONS, *(name for name, *_ in fields))}
     start = 0
     for block, count in zip(blocks, counts, strict=True):
-        for of_piece, _, piece in block.pieces:
-            if piece.part in host.given[of_piece.name] and count:
-                for name, array in _of_piece(of_piece, piece, block, host).items():
+        for rows, piece in block.pieces:
+            if piece.part in rows.given and count:
+                for name, array in _of_piece(rows, piece, block).items():
                     placed[name].append(((start, piece.first)[: len(array.shape)], array))
         start += count
     for of_table, arrays in hot:
@@ -148,15 +144,15 @@ def _written(
     whole = _stacked if distributed.processes() == 1 else _spread
     arrays = {POSITIONS: whole((start,), np.dtype(np.int64), placed[POSITIONS])}
     for name, _, dtype, tail in fields:
-        arrays[name] = whole((start, segment.spec.dim)[: 1 + len(tail)], outside(dtype), placed[name])
+        arrays[name] = whole((start, spec.dim)[: 1 + len(tail)], outside(dtype), placed[name])
     return {
         **arrays,
-        TABLE: np.array([segment.spec.rows, seed, NAME_BITS], np.int64),
-        INITIAL: np.array(_initial(group, segment), np.float64),
+        TABLE: np.array([spec.rows, seed, NAME_BITS], np.int64),
+        INITIAL: np.array(_initial(spec), np.float64),
     }
 
 
-def _of_piece(group: Group, piece: Piece, block: _Block, host: HostRows) -> dict[str, LazyArray]:
+def _of_piece(rows: GroupRows, piece: Piece, block: _Block) -> dict[str, LazyArray]:
     """Gives what a piece has of a block's rows; that of the first columns alone has positions, and one value a row."""
     positions_K = block.positions_K
     assert positions_K is not None  # it is here
@@ -166,12 +162,12 @@ def _of_piece(group: Group, piece: Piece, block: _Block, host: HostRows) -> dict
         shape, dtype = (len(homes_K), piece.last - piece.first)[: 1 + axes], outside(kind)
 
         def read(part: Index) -> np.ndarray:
-            values = host.values(group.name, piece.part, homes_K[part[0]], name).view(dtype)
+            values = rows.values(piece.part, homes_K[part[0]], name).view(dtype)
             return values[(slice(None), *part[1:])]
 
         return LazyArray(shape, dtype, read, block_of(shape, dtype))
 
-    fields = host.records[group.name].fields
+    fields = rows.cached.fields
     arrays = {name: array(name, dtype, len(tail)) for name, _, dtype, tail in fields if tail or piece.first == 0}
     if piece.first == 0:
         size, int64 = (len(positions_K),), np.dtype(np.int64)
@@ -214,9 +210,9 @@ def _stacked(shape: tuple[int, ...], dtype: np.dtype[Any], placed: _Placed) -> L
     return LazyArray(shape, dtype, read, block_of(shape, dtype))
 
 
-def _initial(group: Group, segment: BoundSegment) -> list[float]:
-    slots = group.slots()
-    return [float(segment.spec.scale), *(float(slots[name].initial) for name in sorted(slots))]
+def _initial(spec: TableSpec) -> list[float]:
+    slots = spec.optimizer.slots(spec.dim)
+    return [float(spec.scale), *(float(slots[name].initial) for name in sorted(slots))]
 
 
 def whole_tables(written: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, LazyArray]]:
@@ -280,7 +276,7 @@ def _whole(table: str, written: Mapping[str, Any], loaded: _Loaded) -> dict[str,
     return {name: array(name, of) for name, of in held.items()}
 
 
-def import_written(bound: BoundPlan, host: HostRows, seed: int, written: Mapping[str, Mapping[str, Any]]) -> bool:
+def import_written(host: HostRows, seed: int, written: Mapping[str, Mapping[str, Any]]) -> bool:
     """Puts written rows into the stores of caches, whose tables are all at their initial values.
 
     Returns False, and does nothing, where tables are missing, or their initial values were others.
@@ -288,51 +284,101 @@ def import_written(bound: BoundPlan, host: HostRows, seed: int, written: Mapping
     Raises:
       TrainingError: positions beyond a table.
     """
-    tables = cached_tables(bound)
+    tables = cached_tables(host)
     for name, segments in tables.items():
         if name not in written:
             return False
-        group, segment = segments[0]
-        alike = as_lazy(written[name][TABLE]).load().tolist() == [segment.spec.rows, seed, NAME_BITS]
-        if not alike or as_lazy(written[name][INITIAL]).load().tolist() != _initial(group, segment):
+        spec = segments[0][1].spec
+        alike = as_lazy(written[name][TABLE]).load().tolist() == [spec.rows, seed, NAME_BITS]
+        if not alike or as_lazy(written[name][INITIAL]).load().tolist() != _initial(spec):
             return False
     for name, segments in tables.items():
         saved = {key: as_lazy(array) for key, array in written[name].items()}
         positions_K = saved[POSITIONS].load()
-        rows = segments[0][1].spec.rows
-        if len(positions_K) and not 0 <= positions_K.min() <= positions_K.max() < rows:
-            raise TrainingError(f"the checkpoint holds rows of table {name!r} beyond its {rows:,}.")
-        for group, segment in segments:
+        most = segments[0][1].spec.rows
+        if len(positions_K) and not 0 <= positions_K.min() <= positions_K.max() < most:
+            raise TrainingError(f"the checkpoint holds rows of table {name!r} beyond its {most:,}.")
+        for rows, segment in segments:
             for part in saved[ROWS].parts():
-                _put_written(group, segment, host, saved, positions_K, part[0])
+                _put_written(rows, segment, saved, positions_K, part[0])
     return True
 
 
 def _put_written(
-    group: Group,
-    segment: BoundSegment,
-    host: HostRows,
-    saved: Mapping[str, LazyArray],
-    positions_K: np.ndarray,
-    some: slice,
+    rows: GroupRows, segment: BoundSegment, saved: Mapping[str, LazyArray], positions_K: np.ndarray, some: slice
 ) -> None:
     """Puts what a segment holds of some written rows into the stores of the parts that are here."""
-    layout = host.records[group.name]
     number_K, here_K = segment.band.number(positions_K[some])
     owner_K, within_K = segment.split.owner_and_offset(number_K)
     if here_K is not None:  # others are hot
         owner_K = np.where(here_K, owner_K, -1)
     read: dict[int, dict[str, np.ndarray]] = {}  # by the first of their columns
-    for part in host.local_parts[group.name]:
-        owner = group.owner_of(part)
+    for part in rows.local_parts:
+        owner = rows.group.owner_of(part)
         rows_M = np.flatnonzero(owner_K == owner)
-        (piece,) = group.pieces(segment, part)
+        (piece,) = rows.group.pieces(segment, part)
         if not len(rows_M) or piece.first == piece.last:
             continue
         if piece.first not in read:
             index = some, slice(piece.first, piece.last)
             read[piece.first] = {
-                key: saved[key].read(index[: 1 + len(tail)]).view(dtype) for key, _, dtype, tail in layout.fields
+                key: saved[key].read(index[: 1 + len(tail)]).view(dtype) for key, _, dtype, tail in rows.cached.fields
             }
-        records = layout.join({key: values[rows_M] for key, values in read[piece.first].items()})
-        host.put(group.name, part, (within_K[rows_M] + segment.offsets[owner]).astype(np.int32), records)
+        records = rows.cached.join({key: values[rows_M] for key, values in read[piece.first].items()})
+        rows.put(part, (within_K[rows_M] + segment.offsets[owner]).astype(np.int32), records)
+
+
+def overlaid(chain: Sequence[Written]) -> Written:
+    """Lays written rows over those before them.
+
+    Args:
+      chain: of a checkpoint that holds all rows and of the increments after it, the oldest first.
+
+    Returns:
+      The tables of the last one, in the form of `export_written`; of each the rows that nobody has later come
+      first. The memory that it takes is 12 bytes for each row, and while a table is looked at 1 for each of its rows.
+
+    Raises:
+      ValueError: they are not of the same tables.
+    """
+    return {table: _overlaid(table, [written.get(table, {}) for written in chain]) for table in chain[-1]}
+
+
+def _overlaid(table: str, links: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    newest = {name: as_lazy(array) for name, array in links[-1].items()}
+    for link in links:
+        alike = link.keys() == newest.keys() and all(
+            (link[name].dtype, link[name].shape[1:]) == (array.dtype, array.shape[1:]) for name, array in newest.items()
+        )
+        if not alike or any(_bits(link[name]) != _bits(newest[name]) for name in (TABLE, INITIAL)):
+            raise ValueError(f"the rows of table {table!r} are not those of the same table everywhere in its chain")
+    positions = [as_lazy(link[POSITIONS]).load() for link in links]
+    rows = int(newest[TABLE].load()[0])
+    if any(len(found) and not 0 <= found.min() <= found.max() < rows for found in positions):
+        raise ValueError(f"there are rows of table {table!r} beyond its {rows:,}")
+    later = np.zeros(rows, bool)
+    kept: list[np.ndarray] = []
+    for found in reversed(positions):
+        kept.insert(0, np.flatnonzero(~later[found]).astype(np.int32))
+        later[found] = True
+    count = sum(map(len, kept))
+
+    def array(name: str, like: LazyArray) -> LazyArray:
+        pieces, start = [], 0
+        for link, kept_K in zip(links, kept, strict=True):
+            of = as_lazy(link[name])
+            if len(kept_K):
+                rows_of = of if len(kept_K) == of.shape[0] else chosen_rows(of, kept_K)
+                pieces.append(((start, *(0 for _ in of.shape[1:])), rows_of))
+            start += len(kept_K)
+        return joined((count, *like.shape[1:]), like.dtype, pieces)
+
+    return {
+        POSITIONS: np.concatenate([found[kept_K] for found, kept_K in zip(positions, kept, strict=True)]),
+        **{name: newest[name] for name in (TABLE, INITIAL)},
+        **{name: array(name, of) for name, of in newest.items() if name not in (POSITIONS, TABLE, INITIAL)},
+    }
+
+
+def _bits(array: Any) -> bytes:
+    return as_lazy(array).load().tobytes()

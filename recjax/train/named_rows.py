@@ -3,7 +3,7 @@
 A process decides which rows come to the caches of its own devices and which leave (`recjax.tiers.stage`). For that it
 needs no samples of others, but the distinct rows that these name. The lists travel over the mesh in the order of the
 batches, each while the batch before it is read: their size is agreed on with that of the other arrays (see
-`agreement.py`), and nobody waits for a step. Where the rows lie then comes back: `recjax.tiers.slot_exchange`.
+`agreement.py`), and nobody waits for a step. Where the rows lie then comes back: `recjax.tiers.stage`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def list_named(bound: BoundPlan, routed: RoutedBatch) -> RoutedBatch:
     """
     if jax.process_count() == 1:
         return routed
-    named = {group.name: homes_by_owner(bound, group, routed) for group in bound.cached}
+    named = homes_by_owner(bound, routed)
     entries = sum(1 + len(homes_U) for of_owners in named.values() for homes_U in of_owners)
     required = {**routed.required_capacities, _ENTRIES: -(-entries // routed.devices)}
     return dataclasses.replace(routed, named=named, required_capacities=required)

@@ -192,8 +192,8 @@ class Trainer(InputStreams):
     def _fill(self, host: HostState, arrays: dict[str, Any], chain: Chain) -> None:
         if host.tier is not None:
             rows = host.tier.rows
-            if not import_written(self.bound, rows, self.config.seed, arrays.get(WRITTEN, {})):
-                import_cached(self.bound, rows, states.one_version(arrays)["tables"])
+            if not import_written(rows, self.config.seed, arrays.get(WRITTEN, {})):
+                import_cached(rows, states.one_version(arrays)["tables"])
             elif rows.changes is not None:
                 rows.changes.complete(chain)
         if host.ids is not None:
@@ -211,7 +211,7 @@ class Trainer(InputStreams):
             return arrays
         tier.flush(state)
         hot = hot_rows(self.bound, state.tables, state.slots)
-        return {**arrays, "tables": {**arrays["tables"], **export_cached(self.bound, tier.rows, hot)}}
+        return {**arrays, "tables": {**arrays["tables"], **export_cached(tier.rows, hot)}}
 
     def checkpoint(self, state: TrainState, increment: bool = False) -> dict[str, Any]:
         """Returns the same for a checkpoint: of tables with rows on the host what was ever written, see `WRITTEN`.
@@ -224,7 +224,7 @@ class Trainer(InputStreams):
         tier.begin_checkpoint(state)
         arrays = {key: value for key, value in arrays.items() if value or key != "tables"}
         hot = hot_rows(self.bound, state.tables, state.slots)
-        return {**arrays, WRITTEN: export_written(self.bound, tier.rows, self.config.seed, hot, increment)}
+        return {**arrays, WRITTEN: export_written(tier.rows, self.config.seed, hot, increment)}
 
     def _exported(self, state: TrainState) -> dict[str, Any]:
         """All but the tables with rows on the host."""

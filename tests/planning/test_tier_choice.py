@@ -20,7 +20,7 @@ from recjax.planning.machine import Quantity
 from recjax.planning.machine_file import open_machine, write
 from recjax.planning.planner import exact_sizes
 from recjax.planning.question import GIB, Answer
-from recjax.tiers.disk_speed import DiskRates
+from recjax.tiers.disk import DiskRates
 from recjax.train.build import build_trainer
 from recjax.train.planned import plan_of, question
 from recjax.train.state import HostState

@@ -127,14 +127,14 @@ def ends(problem: Problem, trainer: Trainer, start: TrainState | None = None, st
 def with_rows(problem: Problem, devices: int, share: float, plan: str | Plan = "row_wise", **host: Any) -> Trainer:
     """A trainer of which each cache holds a share of its rows, and at least as few as two batches ask for."""
     trainer = trainer_of(problem, devices, plan)
-    homes, rows = [trainer.route(batch, B).routed for batch in problem.batches], {}
-    spread = [group for group in trainer.bound.groups if group.spread]
-    for group in spread:
-        of = [homes_by_owner(trainer.bound, group, routed) for routed in homes]
-        pairs = (np.union1d(one, two) for a, b in itertools.pairwise(of) for one, two in zip(a, b, strict=True))
-        rows[group.name] = max(math.ceil(share * group.rows), *map(len, pairs))
-    bound = trainer.bound.with_groups(
-        {g.name: dataclasses.replace(g, rows=rows[g.name], homes=g.rows, mapped=True) for g in spread}
-    )
+    whole = {g.name: dataclasses.replace(g, homes=g.rows, mapped=True) for g in trainer.bound.groups if g.spread}
+    bound, rows = trainer.bound.with_groups(whole), {}
+    homes = [homes_by_owner(bound, trainer.route(batch, B).routed) for batch in problem.batches]
+    for name, group in whole.items():
+        pairs = (
+            np.union1d(*owners) for a, b in itertools.pairwise(homes) for owners in zip(a[name], b[name], strict=True)
+        )
+        rows[name] = max(math.ceil(share * group.rows), *map(len, pairs))
+    bound = bound.with_groups({name: dataclasses.replace(group, rows=rows[name]) for name, group in whole.items()})
     config = dataclasses.replace(trainer.config, tier=TierConfig(1, **host))
     return dataclasses.replace(trainer, bound=bound, config=config)

@@ -70,15 +70,14 @@ def test_lists_of_all_processes_are_the_rows_of_the_batch(
     for share in shares:
         edges = (min(edge, B) for edge in samples_of(share, B))
         found = route_on_host(between(batch, *edges), bound, B, 1, share)
-        named = {group.name: homes_by_owner(bound, group, found) for group in bound.cached}
-        routed.append(dataclasses.replace(found, named=named))
+        routed.append(dataclasses.replace(found, named=homes_by_owner(bound, found)))
         rows.append(named_rows._joined(bound, routed[-1]))
     size = -(-max(map(len, rows)) // per_process) + 3
     lists = np.stack([np.pad(row, (0, per_process * size - len(row))) for row in rows]).reshape(devices, size)
     for of_process in routed:
         all_ = named_rows._with_all(InFlight(batch, of_process), jnp.asarray(lists), bound, shares).routed
         for group in bound.cached:
-            of_owners = homes_by_owner(bound, group, all_)
+            of_owners = homes_by_owner(bound, all_)[group.name]
             wanted = homes_of(bound, batch)[group.name]
             assert [own.tolist() for own in of_owners] == [own.tolist() for own in wanted]
             assert all(own.dtype == np.int32 for own in of_owners) and sum(map(len, of_owners)) > B // 2

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.tiers.next_use import NEVER, NextUse
+from recjax.tiers.directory import NEVER, NextUse
 
 HOMES = 6
 SETS = st.sets(st.integers(0, HOMES - 1), max_size=4)

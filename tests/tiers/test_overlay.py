@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recjax.tiers.overlay import overlaid
+from recjax.tiers.written import overlaid
 from recjax.utils import lazy_arrays
 from recjax.utils.lazy_arrays import LazyArray, load
 

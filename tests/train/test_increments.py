@@ -24,7 +24,7 @@ from recjax.embedding.segment import RowIds, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import TrainingError
 from recjax.tiers import disk
-from recjax.tiers.host_rows import HostRows
+from recjax.tiers.host_rows import GroupRows
 from recjax.train.callbacks import Increments
 from recjax.train.checkpoint import array_store
 from recjax.train.checkpoint.checkpoints import Checkpoints, Restored
@@ -308,11 +308,11 @@ def test_only_rows_that_changed_leave_the_devices(tmp_path: Path, monkeypatch: p
     problem = make()
     trainer = trainer_of(problem, 1, cache_bytes=5_000, increments=9)
     written: list[int] = []
-    plain = HostRows.put
+    plain = GroupRows.put
 
-    def put(self: HostRows, name: str, owner: int, homes_K: np.ndarray, records: np.ndarray) -> None:
+    def put(self: GroupRows, part: int, homes_K: np.ndarray, records: np.ndarray) -> None:
         written.append(len(homes_K))
-        plain(self, name, owner, homes_K, records)
+        plain(self, part, homes_K, records)
 
     with Checkpoints(tmp_path, 9) as checkpoints:
         increments, state = Increments(trainer, checkpoints), trainer.init_state()
@@ -322,7 +322,7 @@ def test_only_rows_that_changed_leave_the_devices(tmp_path: Path, monkeypatch: p
             assert state.host.tier is not None
             state.host.tier.wait_for_writes()
             with monkeypatch.context() as patched:
-                patched.setattr(HostRows, "put", put)
+                patched.setattr(GroupRows, "put", put)
                 save(trainer, increments, checkpoints, state, phase + 1)
             counts.append(sum(written))
             written.clear()

@@ -12,7 +12,7 @@ import jax
 from recjax.lab.calibrate.cases import Case
 from recjax.planning.costs import of_sizes
 from recjax.planning.machine import Machine, Quantity
-from recjax.tiers.disk_speed import disk_rates
+from recjax.tiers.disk import disk_rates
 from recjax.utils import processor
 
 _LEAST_US = 100.0  # that a case takes which may tell a peak rate: of less the clock's noise would be the peak

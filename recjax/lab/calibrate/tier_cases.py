@@ -26,14 +26,13 @@ from recjax.embedding.plan import make_plan
 from recjax.embedding.routing import host
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.lab.calibrate.cases import Case, Run
-from recjax.tiers.caches import with_caches
+from recjax.tiers.caches import ROWS, cached_groups, with_caches
 from recjax.tiers.host_rows import HostRows
-from recjax.tiers.moves import ROWS, Mover, Record
+from recjax.tiers.moves import Mover
 from recjax.tiers.stage import CacheStage
 from recjax.tiers.tier import Tier
 
 _HOST_BYTES = 2**26  # of the rows on the host: more than most processors' caches
-_CHUNK = 1 << 16  # rows that are written at a time before any is measured
 
 
 def tier_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
@@ -50,7 +49,7 @@ def tier_cases(mesh: Mesh, quick: bool) -> Iterator[Case]:
 
 
 def _of_swap(mesh: Mesh, rows: int, D: int, held_out: bool) -> Iterator[Case]:
-    sizes = {"rows": float(rows), "row_bytes": float(_record(D).bytes)}
+    sizes = {"rows": float(rows), "row_bytes": float(_record_bytes(D))}
     yield Case("host_swap", sizes, functools.partial(_swap, mesh, rows, D), held_out, False)
     yield Case("device_swap", sizes, functools.partial(_programs, mesh, rows, D), held_out, False)
 
@@ -69,15 +68,13 @@ class _Cached:
 
     def __init__(self, mesh: Mesh, D: int, rows: int, cached: int) -> None:
         self.bound = _bound(D, rows, cached)
-        (group,) = self.bound.cached
-        self.name, homes = group.name, place_homes(self.bound, mesh)
+        homes = place_homes(self.bound, mesh)
         tables, slots = initialise(self.bound, mesh, 0, np.float32, homes)
         self.state = _State(tables, slots, homes)
         self.tier = Tier(HostRows(self.bound, mesh, 0, np.float32))
         self.stage = CacheStage(self.bound, self.tier, 1)
-        for first in range(0, group.home_rows, _CHUNK):
-            homes_K = np.arange(first, min(first + _CHUNK, group.home_rows), dtype=np.int32)
-            self.tier.rows.put(self.name, 0, homes_K, self.tier.rows.initial(self.name, 0, homes_K))
+        ((self.name, group_rows),) = self.tier.rows.groups.items()
+        group_rows.write_initial()
 
     def enter(self, homes_K: np.ndarray) -> None:
         """Has rows come, and waits until those that leave for them are written."""
@@ -94,14 +91,14 @@ def _bound(D: int, rows: int, cached: int) -> BoundPlan:
 
 
 @functools.lru_cache(maxsize=16)
-def _record(D: int) -> Record:
-    (group,) = _bound(D, 2, 1).cached
-    return Record.of(group, np.float32)
+def _record_bytes(D: int) -> int:
+    (cached,) = cached_groups(_bound(D, 2, 1), np.float32).values()
+    return cached.record_bytes
 
 
 def _swap(mesh: Mesh, rows: int, D: int) -> Run:
     """Rows come by turns; of those that come the last time was so long ago that they have left."""
-    total = max(4 * rows, _HOST_BYTES // _record(D).bytes)
+    total = max(4 * rows, _HOST_BYTES // _record_bytes(D))
     made = _Cached(mesh, D, total, 2 * rows)
     order = np.random.default_rng(0).permutation(total // rows * rows).astype(np.int32).reshape(-1, rows)
     turns = itertools.cycle(np.sort(order, axis=1))
@@ -113,12 +110,12 @@ def _swap(mesh: Mesh, rows: int, D: int) -> Run:
 def _programs(mesh: Mesh, rows: int, D: int) -> Run:
     """The programs alone, on a cache four times as large as what comes."""
     bound = _bound(D, 8 * rows, 4 * rows)
-    (group,) = bound.cached
-    record, homes = _record(D), place_homes(bound, mesh)[group.name]
-    tables, slots = initialise(bound, mesh, 0, np.float32, {group.name: homes})
-    mover, buffers = Mover(group, mesh, record), {ROWS: tables[group.name], **slots[group.name]}
-    at_K = np.random.default_rng(0).permutation(group.rows)[:rows].astype(np.int32)
-    new = np.zeros((rows, record.bytes), np.uint8)
+    ((name, cached),) = cached_groups(bound, np.float32).items()
+    homes = place_homes(bound, mesh)[name]
+    tables, slots = initialise(bound, mesh, 0, np.float32, {name: homes})
+    mover, buffers = Mover(cached, mesh), {ROWS: tables[name], **slots[name]}
+    at_K = np.random.default_rng(0).permutation(cached.group.rows)[:rows].astype(np.int32)
+    new = np.zeros((rows, cached.record_bytes), np.uint8)
     held: list[Any] = [buffers, homes]
 
     def run() -> None:

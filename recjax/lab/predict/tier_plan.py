@@ -20,12 +20,10 @@ from recjax.planning.machine import Machine, Quantity
 from recjax.planning.planner import Planner, exact_sizes
 from recjax.planning.predict import Prediction
 from recjax.planning.question import Answer
-from recjax.planning.tier_model import Classes
 from recjax.planning.tier_replay import COUNTS
 from recjax.planning.tier_run import Run, bound_as, costs, dtype_of, item_bytes_of, modelled, rates, with_moves
-from recjax.tiers.caches import with_caches
+from recjax.tiers.caches import cached_groups, with_caches
 from recjax.tiers.host_rows import folder_of
-from recjax.tiers.moves import Record
 from recjax.train import planned
 from recjax.train.table_specs import specs
 
@@ -49,7 +47,7 @@ def host_bytes(config: RunConfig, source: BlockSource) -> int:
     """Bytes of the records of all rows of tables with caches."""
     _, bound, _ = _planned(config, source)
     bound = with_caches(bound, config.tier.bytes_of("device_bytes"), item_bytes_of(config))
-    return sum(g.parts * g.home_rows * Record.of(g, dtype_of(config)).bytes for g in bound.cached)
+    return sum(cached.all_bytes for cached in cached_groups(bound, dtype_of(config)).values())
 
 
 def run_of(config: RunConfig, processes: int = 1) -> Run:
@@ -103,8 +101,7 @@ def tier_plan(
     if not run.bound.cached:
         return {"cached": False, "tables": whole}
     found = run.replayed()
-    classes = {group.name: run.classes(group) for group in run.bound.cached}
-    model = modelled(run, classes)
+    model = modelled(run)
     result = {"cached": True, "steps": run.steps, "replayed": len(found.counts) if found else 0, **model}
     if found is None:
         step = model["model_step"]
@@ -124,14 +121,14 @@ def tier_plan(
     if step_ms is None and whole_step is not None:
         step_ms = whole_step.step_us / 1e3
     behind = sum(of["dram"] * of["row_bytes"] for of in result["tables"])
-    limit = min(map(run.memory_bytes, run.bound.cached))
+    limit = min(run.memory_bytes.values())
     result["memory_too_small"] = bool(limit and not config.tier.disk and behind > limit)
     result |= {"step": step, "costs": costs(run, step, known, step_ms)}
     if whole_step is not None:
         moving = with_moves(whole_step, run, step).step_us / whole_step.step_us
         result["costs"] |= {"moving": moving, "slowdown": max(moving, result["costs"]["slowdown"])}
     result["directory_bytes"] = run.directory_bytes()
-    result["nodes"] = _nodes(run, classes, known, step_ms, samples_per_s)
+    result["nodes"] = _nodes(run, known, step_ms, samples_per_s)
     return result
 
 
@@ -184,7 +181,6 @@ def _predicted(run: Run, machine: Machine) -> Prediction:
 
 def _nodes(
     run: Run,
-    classes: dict[str, dict[str, Classes]],
     rates: dict[str, Quantity],
     step_ms: float | None,
     samples_per_s: float | None,
@@ -203,7 +199,7 @@ def _nodes(
     tables = [
         Table(own, row_bytes[group.name], features[name])
         for group in run.bound.cached
-        for name, own in classes[group.name].items()
+        for name, own in run.classes[group.name].items()
     ]
     whole = sum(t.classes.rows * t.row_bytes for t in tables)
     disk = float(shutil.disk_usage(folder_of(tier.disk)).free) if tier.disk else 0.0

@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recjax.tiers.overlay import overlaid
-from recjax.tiers.written import WRITTEN
+from recjax.tiers.written import WRITTEN, overlaid
 from recjax.train.checkpoint import array_store, manifest, reading
 from recjax.train.checkpoint.array_store import Arrays
 from recjax.train.checkpoint.manifest import CorruptCheckpointError

@@ -21,8 +21,8 @@ from recjax.planning.graph import Graph
 from recjax.planning.machine import Kernel, Machine, Point
 from recjax.planning.machine_file import open_machine
 from recjax.planning.predict import CORES, DEVICES, INTERPRETER, HostWork, Prediction, predict
-from recjax.tiers import disk_speed
-from recjax.tiers.disk_speed import DiskRates, disk_rates
+from recjax.tiers import disk
+from recjax.tiers.disk import DiskRates, disk_rates
 from recjax.train.build import build_trainer
 
 pytestmark = pytest.mark.light_compile
@@ -217,7 +217,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_a_disk_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_speed, "_BLOCKS", 3 * 1024)
+    monkeypatch.setattr(disk, "_TRIED_BLOCKS", 3 * 1024)
     found = disk_rates(tmp_path, 0.01)
     assert found.reads > 100 and found.written > 1e5 and found.writes > 100
     assert not list(tmp_path.iterdir())

@@ -68,11 +68,8 @@ class Contestant:
         """Has every row written once, and any rows in the caches, so that both are as after a long training."""
         tier, (stage,) = self._state.host.tier, self._stream._stages
         assert tier is not None and isinstance(stage, CacheStage)
-        for group in self.trainer.bound.cached:
-            for part in range(group.parts):
-                for first in range(0, group.home_rows, _CHUNK):
-                    homes_K = np.arange(first, min(first + _CHUNK, group.home_rows), dtype=np.int32)
-                    tier.rows.put(group.name, part, homes_K, tier.rows.initial(group.name, part, homes_K))
+        for rows in tier.rows.groups.values():
+            rows.write_initial()
         rng = np.random.default_rng(0)
         orders = {group.name: rng.permutation(group.home_rows).astype(np.int32) for group in self.trainer.bound.cached}
         for first in range(0, max(group.rows for group in self.trainer.bound.cached), _CHUNK):

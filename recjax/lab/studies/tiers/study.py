@@ -179,7 +179,7 @@ def hit_curve(trace: Trace, share: float) -> dict[str, Any]:
     run, steps = trace.run(share), trace.steps
     homes = trace.homes(run)
     (group,) = run.bound.cached
-    classes = together(list(run.classes(group).values()))
+    classes = together(list(run.classes[group.name].values()))
     slots = group.owners * group.rows
     rules: dict[str, dict[str, float | None]] = {}
     for name, ahead in RULES.items():
