@@ -17,7 +17,7 @@ from typing import Any
 import recjax
 from recjax.config.presets import load
 from recjax.lab.bench.timing import Ours
-from recjax.planning.wire_bytes import wire_bytes
+from recjax.planning.compiled_collectives import wire_bytes
 from recjax.train.build import build_trainer
 from recjax.train.run.summary import versions
 from recjax.train.state import TrainState

@@ -23,7 +23,7 @@ import numpy as np
 from recjax.config import presets
 from recjax.lab.predict.tier_plan import tier_plan, with_share
 from recjax.lab.studies.tiers.measure import Arm, by_turns, medians
-from recjax.planning.machine_file import open_machine
+from recjax.planning.machine import open_machine
 from recjax.utils.text import aligned
 
 PRESET = ("bench_kaggle16", "data.max_rows=400000", "data.distinct_blocks=512")

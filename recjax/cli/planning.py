@@ -193,14 +193,14 @@ def plan(options: argparse.Namespace) -> None:
         found = compile_report.on_paper(config, options.memory_gib)
         result, texts = result | {"compiled": found}, [*texts, compile_report.to_text(found)]
     if options.predict:
-        from recjax.planning.machine_file import open_machine
+        from recjax.planning.machine import open_machine
 
         prediction = lab.load("predict.prediction", "plan --predict")
         machine = open_machine(options.machine or config.planner.machine or "machine.json")
         foreseen = prediction.on_machine(config, machine, options.measure, options.out, options.target)
         result, texts = result | {"predicted": foreseen}, [*texts, prediction.to_text(foreseen)]
     if options.tiers:
-        from recjax.planning.machine_file import open_machine
+        from recjax.planning.machine import open_machine
 
         tier_plan, tier_report = (lab.load(f"predict.{name}", "plan --tiers") for name in ("tier_plan", "tier_report"))
         name = options.machine or config.planner.machine
@@ -213,7 +213,7 @@ def plan(options: argparse.Namespace) -> None:
 
 def _offers(options: argparse.Namespace, config: Any) -> None:
     """Prints what a run would be on several numbers of devices."""
-    from recjax.planning.machine_file import open_machine
+    from recjax.planning.machine import open_machine
     from recjax.utils.files import write_json, write_whole
 
     offers = lab.load("predict.offers", "plan --devices")

@@ -76,11 +76,6 @@ class Demand:
     exchange: Exchange
     host_routes: bool = True
 
-    @property
-    def samples(self) -> int:
-        """Samples of a device."""
-        return -(-self.work.batch_size // (self.work.devices * self.work.replicas))
-
     @functools.cached_property
     def stacks(self) -> tuple[_Stack, ...]:
         """Tables that share a buffer if they go the same way."""
@@ -106,7 +101,7 @@ class _Stack:
 
     @classmethod
     def of(cls, demand: Demand, numbers_T: np.ndarray) -> _Stack:
-        work, b = demand.work, demand.samples
+        work, b = demand.work, demand.work.samples
         specs = [demand.tables[number] for number in numbers_T]
         uses = [work.profile.tables[spec.name] for spec in specs]
         ids_T = np.array([b * use.ids for use in uses])
@@ -164,19 +159,18 @@ def sizes(demand: Demand, ways: Assignment) -> StepSizes:
         columns = sum(float((s.vectors_T * p).sum()) * s.width for s, p in zip(shards, parts, strict=True))
         widest = max(columns / N * _UNEVEN, *(float(x.bags * x.buffer.width) for x in owned))
         split = any((p > 1).any() for p in parts)
-        counts = math.ceil(counted / N) * demand.samples
+        counts = math.ceil(counted / N) * work.samples
         listed = list_ids(_fullest(shards, parts, "ids_T", N), counted > 0 or split, N, counts)
         group = _group(demand, demand.stacks[0], 1)
         events = vector_events(
-            group, listed, demand.samples, (widest, 0.0), widest, weighted, demand.exchange, work.item_bytes
+            group, listed, work.samples, (widest, 0.0), widest, weighted, demand.exchange, work.item_bytes
         )
         if any(tables.divided for tables in owned):
             size = N * listed * work.item_bytes
             events += [event_of(group, Phase.ROW_STATISTIC, "all-to-all", MODEL_AXES, size)] * 2
         vectors = (Vectors(tuple(owned), listed, tuple(events)),)
-    of_tables, routed = (tuple(rows), tuple(copies), vectors), together([part for part in ways_of_ids if part.features])
-    groups = work.replicas, work.all_hosts
-    return StepSizes(N, work.hosts, demand.samples, work.item_bytes, *of_tables, demand.host_routes, routed, *groups)
+    routed = together([part for part in ways_of_ids if part.features])
+    return StepSizes.of(work, rows, copies, vectors, demand.host_routes, routed)
 
 
 @dataclasses.dataclass(frozen=True)

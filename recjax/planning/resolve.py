@@ -14,8 +14,7 @@ from recjax.embedding.segment import Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.balance import balance
 from recjax.planning.hot import Choice, hot_rows, refuse_twice, with_hot_rows
-from recjax.planning.loads import Workload
-from recjax.planning.profile import TableUse, profile_of
+from recjax.planning.loads import TableUse, Workload, profile_of
 
 # Placements whose owners may pool: a few devices have all columns, or all rows, that a bag needs.
 CHOSEN = ("table_wise", "column_wise", "table_row_wise")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -235,6 +235,31 @@ class StepSizes:
     replicas: int = 1
     all_hosts: int = 1
 
+    @classmethod
+    def of(
+        cls,
+        work: Workload,
+        rows: Iterable[Rows],
+        copies: Iterable[Copies],
+        vectors: Iterable[Vectors],
+        host_routes: bool,
+        by_way: tuple[Routed, ...],
+    ) -> StepSizes:
+        """The sizes of a step with this work."""
+        return cls(
+            devices=work.devices,
+            hosts=work.hosts,
+            samples=work.samples,
+            item_bytes=work.item_bytes,
+            rows=tuple(rows),
+            copies=tuple(copies),
+            vectors=tuple(vectors),
+            host_routes=host_routes,
+            routed=by_way,
+            replicas=work.replicas,
+            all_hosts=work.all_hosts,
+        )
+
     @property
     def all_devices(self) -> int:
         """Devices of all replica groups."""
@@ -324,55 +349,45 @@ def of_plan(bound: BoundPlan, work: Workload, host_routes: bool = True) -> StepS
 
     Rows of a segment that is not all of a table are taken to be as frequent as others.
     """
-    samples = -(-work.batch_size // (work.devices * work.replicas))
-    reduced = {group.name for group in bound.fetching if isinstance(exchange_of(group), ReplicatedExchange)}
-    rows = tuple(_rows(group, work, samples) for group in bound.fetching if group.name not in reduced)
-    copies = tuple(_copies(group, work, samples) for group in bound.fetching if group.name in reduced)
-    vectors = tuple(_vectors(exchange, work, samples) for exchange in bound.pooled)
+    rows, copies = [], []
+    for group in bound.fetching:
+        asked_O, ids = _asked(group, work)
+        largest, bags = float(asked_O.max()), len(group.sources)
+        if isinstance(exchange := exchange_of(group), ReplicatedExchange):
+            copies.append(Copies(_buffer(group, work.item_bytes), rung(int(largest * ROOM)), ids, bags))
+            continue
+        whole = group.owners == 1 or all(segment.split.owners == 1 for segment in group.segments)
+        C = list_rows(largest, 1 if whole else group.owners, largest / max(1, group.rows))
+        rows.append(rows_of_lists(exchange, C, ids, bags, work))
+    vectors = tuple(_vectors(exchange, work) for exchange in bound.pooled)
 
-    def ids(feature: FeatureSpec) -> float:
+    def ids_of(feature: FeatureSpec) -> float:
         return work.batch_size * work.profile.tables[feature.table].ids_of(feature.name)
 
-    of_tables = rows, copies, vectors
-    by_way = routed(bound, ids)
-    groups = bound.replicas, work.all_hosts
-    return StepSizes(bound.devices, bound.hosts, samples, work.item_bytes, *of_tables, host_routes, by_way, *groups)
+    return StepSizes.of(work, rows, copies, vectors, host_routes, routed(bound, ids_of))
 
 
 def _buffer(group: Group, item_bytes: int) -> Buffer:
     return Buffer.of(group.name, group.rows, group.width, group.segments[0].spec, item_bytes)
 
 
-def _asked(group: Group, work: Workload, samples: int) -> tuple[np.ndarray, float, int]:
-    """Rows that a device asks of each owner, float64 [O]; ids that it looks up; and vectors of a sample."""
+def _asked(group: Group, work: Workload) -> tuple[np.ndarray, float]:
+    """Rows that a device asks of each owner, float64 [O]; and ids that it looks up."""
     asked_O = np.zeros(group.owners)
     ids = 0.0
     asking: dict[int, list[str]] = {}
     for source in group.sources:
         use = work.profile.tables[source.feature.table]
         share = sum(segment.band.size for segment in source.segments) / source.segments[0].spec.rows
-        ids += samples * use.ids_of(source.feature.name) * share
+        ids += work.samples * use.ids_of(source.feature.name) * share
         for segment in source.segments:
             asking.setdefault(id(segment), []).append(source.feature.name)
     for segment in group.segments:
         if id(segment) in asking:
             use = work.profile.tables[segment.spec.name].of(asking[id(segment)])
             start, stop = segment.split.bounds(np.arange(group.owners))
-            asked_O += (use.distinct if work.dedup else samples * use.ids) * (stop - start) / segment.spec.rows
-    return asked_O, ids, len(group.sources)
-
-
-def _copies(group: Group, work: Workload, samples: int) -> Copies:
-    asked_1, ids, bags = _asked(group, work, samples)
-    return Copies(_buffer(group, work.item_bytes), rung(int(asked_1[0] * ROOM)), ids, bags)
-
-
-def _rows(group: Group, work: Workload, samples: int) -> Rows:
-    asked_O, ids, bags = _asked(group, work, samples)
-    whole = group.owners == 1 or all(segment.split.owners == 1 for segment in group.segments)
-    largest = float(asked_O.max())
-    C = list_rows(largest, 1 if whole else group.owners, largest / max(1, group.rows))
-    return rows_of_lists(exchange_of(group), C, ids, bags, work)
+            asked_O += (use.distinct if work.dedup else work.samples * use.ids) * (stop - start) / segment.spec.rows
+    return asked_O, ids
 
 
 def rows_of_lists(exchange: GroupExchange, C: int, ids: float, bags: int, work: Workload) -> Rows:
@@ -380,14 +395,13 @@ def rows_of_lists(exchange: GroupExchange, C: int, ids: float, bags: int, work: 
     group = exchange.group
     of_host = min(C * group.per_host**_HEAPS, rung(group.rows))  # asked of an owner by all devices of a host
     capacities = {group.name: C, group.name + ACROSS: rung(int(of_host)), group.name + SUMMED: group.devices * C}
-    samples = -(-work.batch_size // (work.devices * work.replicas))
-    events = exchange.events(capacities, samples, work.item_bytes)
+    events = exchange.events(capacities, work.samples, work.item_bytes)
     divided = bags if group.divides_row_means else 0
     return Rows(_buffer(group, work.item_bytes), C, ids, bags, tuple(events), divided)
 
 
-def _vectors(exchange: PooledExchange, work: Workload, samples: int) -> Vectors:
-    groups = []
+def _vectors(exchange: PooledExchange, work: Workload) -> Vectors:
+    groups, samples = [], work.samples
     total_N = np.zeros(exchange.devices)
     for number, (group, streams) in enumerate(zip(exchange.groups, exchange.streams, strict=True)):
         ids_N, rows_N = np.zeros(group.devices), np.zeros(group.devices)

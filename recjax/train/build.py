@@ -26,8 +26,7 @@ from recjax.models.dcnv2 import DCNv2Config
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import AXES, make_mesh
 from recjax.planning.graph import read_graph
-from recjax.planning.machine import Machine
-from recjax.planning.machine_file import open_machine
+from recjax.planning.machine import Machine, open_machine
 from recjax.planning.predict import HostWork, Prediction, predict
 from recjax.planning.question import rows_fit
 from recjax.planning.step_sizes import routed

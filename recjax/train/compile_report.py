@@ -19,7 +19,7 @@ from recjax.config.run import RunConfig
 from recjax.embedding.routing import host
 from recjax.embedding.routing.routed import Routing
 from recjax.errors import ConfigError
-from recjax.planning.wire_bytes import named, wire_bytes
+from recjax.planning.compiled_collectives import named, wire_bytes
 from recjax.train.build import build_trainer
 from recjax.train.compile_only import abstract_inputs, abstract_state, compile_step
 from recjax.train.first_batch import sample

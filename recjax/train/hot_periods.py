@@ -15,8 +15,7 @@ from typing import Any
 from recjax.embedding.hot_rows import Moves, homes_of_hot_rows, make_swap
 from recjax.errors import ConfigError
 from recjax.parallel import watchdog
-from recjax.planning.hot import of_equal_sizes
-from recjax.planning.hot_rank import first_batches
+from recjax.planning.hot import first_batches, of_equal_sizes
 from recjax.train import preflight
 from recjax.train.agreement import never
 from recjax.train.inputs import InputStream

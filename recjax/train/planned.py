@@ -36,9 +36,8 @@ from recjax.errors import ConfigError
 from recjax.parallel.mesh import AXES
 from recjax.planning.assign import Assignment, Demand, sizes
 from recjax.planning.hot import Choice
-from recjax.planning.machine import Machine
-from recjax.planning.machine_file import open_machine
-from recjax.planning.machine_file import write as write_machine
+from recjax.planning.machine import Machine, open_machine
+from recjax.planning.machine import write as write_machine
 from recjax.planning.planner import Planner, answer, by_thresholds, reason
 from recjax.planning.predict import HostWork, Prediction
 from recjax.planning.question import GIB, Answer, Question

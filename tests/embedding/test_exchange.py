@@ -16,7 +16,7 @@ from recjax.embedding.routing.routed import GroupRouting, Routing
 from recjax.embedding.segment import EXACT, Exchange, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
-from recjax.planning.wire_bytes import useful_bytes
+from recjax.planning.compiled_collectives import useful_bytes
 from recjax.train.build import build_trainer
 
 D, C = 14, 8

@@ -24,8 +24,8 @@ from recjax.embedding.segment import Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec, ids_per_sample
 from recjax.lab.bench import run
 from recjax.parallel.mesh import AXES
-from recjax.planning import hot_rank
-from recjax.planning.profile import MOST_IDS, profile_of
+from recjax.planning import hot
+from recjax.planning.loads import MOST_IDS, profile_of
 from recjax.tiers.caches import with_caches
 from recjax.train import planned
 from recjax.train.build import build_trainer
@@ -140,8 +140,8 @@ def test_hot_rows_are_counted_in_batches_of_so_many_ids(monkeypatch: pytest.Monk
     source = config.data.open()
     mean = mean_ids(source)["sparse_0"]
     features = (FeatureSpec("sparse_0", "a", None, mean_ids=mean), FeatureSpec("sparse_1", "b", 2))
-    monkeypatch.setattr(hot_rank, "MOST_IDS", int(5.5 * 40 * (mean + 2)))
-    found = hot_rank.first_batches(config, source, TABLES[:2], features, 2)
+    monkeypatch.setattr(hot, "MOST_IDS", int(5.5 * 40 * (mean + 2)))
+    found = hot.first_batches(config, source, TABLES[:2], features, 2)
     assert found.batches == 5
 
 

@@ -21,8 +21,7 @@ from recjax.embedding.segment import Exchange, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.balance import GOOD_ENOUGH, balance
 from recjax.planning.cuts import NARROWEST
-from recjax.planning.loads import LOADS, Workload, describe_loads
-from recjax.planning.profile import Profile, TableUse
+from recjax.planning.loads import LOADS, Profile, TableUse, Workload, describe_loads
 
 pytestmark = [pytest.mark.light_compile, pytest.mark.few_programs]
 

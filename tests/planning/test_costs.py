@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from support.machines import MACHINE, scaled
 
 from recjax.planning.costs import Costs, of_sizes
-from recjax.planning.machine import HeldOut, Kernel, Point, Quantity
-from recjax.planning.machine_file import open_machine
+from recjax.planning.machine import HeldOut, Kernel, Point, Quantity, open_machine
 from recjax.planning.work import Work, gather, matmul
 
 

@@ -9,8 +9,7 @@ from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.segment import EXACT
 from recjax.embedding.spec import TableSpec
 from recjax.planning.cuts import Cut, Demand, cut_all, cut_width
-from recjax.planning.loads import LOADS, Workload
-from recjax.planning.profile import Profile, TableUse
+from recjax.planning.loads import LOADS, Profile, TableUse, Workload
 
 LOAD_OF_BYTES = list(LOADS).index("held_bytes")
 

@@ -22,9 +22,8 @@ from recjax.embedding.segment import RowIds, Segment
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError
 from recjax.planning import hot, work
-from recjax.planning.hot import HotCopies, estimate
-from recjax.planning.hot_rank import Candidates, candidates, ranked
-from recjax.planning.machine_file import open_machine
+from recjax.planning.hot import Candidates, HotCopies, candidates, estimate, ranked
+from recjax.planning.machine import open_machine
 from recjax.planning.resolve import resolve, workload
 from recjax.planning.work import Work
 from recjax.train.table_specs import specs

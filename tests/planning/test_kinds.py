@@ -6,8 +6,7 @@ from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan
 from recjax.embedding.segment import Exchange, RowIds, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.planning.loads import Workload
-from recjax.planning.profile import FeatureUse, Profile, TableUse
+from recjax.planning.loads import FeatureUse, Profile, TableUse, Workload
 from recjax.planning.resolve import bytes_of, choose_kinds
 
 SGD = Sgd(0.1)

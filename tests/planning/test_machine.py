@@ -9,7 +9,7 @@ import pytest
 from support.machines import MACHINE, scaled
 
 from recjax.errors import ConfigError, DataError
-from recjax.planning import machine_file as machines
+from recjax.planning import machine as machines
 
 
 def test_a_written_machine_is_read_back(tmp_path):

@@ -15,12 +15,10 @@ from recjax.embedding.plan import check_plan, make_plan
 from recjax.embedding.segment import EXACT, Exchange
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.planning.assign import POOLING, WAYS, Demand, as_plan, sizes
-from recjax.planning.loads import Workload
-from recjax.planning.machine import Quantity
-from recjax.planning.machine_file import open_machine, write
+from recjax.planning.loads import Profile, TableUse, Workload
+from recjax.planning.machine import Quantity, open_machine, write
 from recjax.planning.planner import BAND, Planner, allowed, answer, exact_sizes, plain_ways, price, reason, search
 from recjax.planning.predict import HostWork
-from recjax.planning.profile import Profile, TableUse
 from recjax.planning.question import GIB, Question, needed
 from recjax.planning.step_sizes import DenseSizes
 

@@ -8,8 +8,7 @@ from support.machines import FORK, MACHINE, scaled
 from recjax.lab.predict import draw
 from recjax.planning.costs import Costs
 from recjax.planning.graph import Graph, Node, read_graph
-from recjax.planning.machine import SIZES, Kernel, Point, Quantity
-from recjax.planning.machine_file import open_machine
+from recjax.planning.machine import SIZES, Kernel, Point, Quantity, open_machine
 from recjax.planning.predict import HostWork, figures, parts, predict
 from recjax.planning.schedule import node_cost
 from recjax.planning.step_sizes import Routed

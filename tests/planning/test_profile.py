@@ -10,8 +10,8 @@ import pytest
 from recjax.data.batch import Bags, Batch, Feature, Schema
 from recjax.embedding.optim import Sgd
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.planning import profile
-from recjax.planning.profile import FeatureUse, Profile, profile_of
+from recjax.planning import loads
+from recjax.planning.loads import FeatureUse, Profile, profile_of
 
 TABLES = (TableSpec("a", 10, 4, Sgd(0.1)), TableSpec("b", 100, 4, Sgd(0.1)))
 FEATURES = (
@@ -88,7 +88,7 @@ def test_a_share_larger_than_the_data_asks_for_more_in_proportion() -> None:
 @pytest.mark.parametrize("reason", ["no training samples", "a block of the data has 6 ids"])
 def test_the_schema_has_to_do(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = Source([]) if reason.startswith("no") else source()
-    monkeypatch.setattr(profile, "MOST_IDS", 5)
+    monkeypatch.setattr(loads, "MOST_IDS", 5)
     found = profile_of(given, TABLES, FEATURES, batch_size=6, devices=2)
     assert reason in found.origin and found.origin.startswith("the schema")
     assert found.tables["a"].ids == 1 and found.tables["b"].ids == 3

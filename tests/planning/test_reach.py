@@ -6,8 +6,7 @@ import pytest
 from support.machines import FORK, MACHINE
 
 from recjax.planning.graph import Graph, Node, read_graph
-from recjax.planning.machine import Kernel, Point
-from recjax.planning.machine_file import open_machine
+from recjax.planning.machine import Kernel, Point, open_machine
 from recjax.planning.predict import Outside, outside, outside_text
 from recjax.planning.work import Work
 

@@ -9,8 +9,7 @@ from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan, make_plan
 from recjax.embedding.segment import Exchange
 from recjax.embedding.spec import FeatureSpec, TableSpec
-from recjax.planning.loads import Workload
-from recjax.planning.profile import FeatureUse, Profile, TableUse
+from recjax.planning.loads import FeatureUse, Profile, TableUse, Workload
 from recjax.planning.step_sizes import Routed, of_plan, routed, together
 
 TABLES = (TableSpec("a", 1000, 16, Sgd(0.1)), TableSpec("b", 500, 16, Sgd(0.1)))

@@ -12,8 +12,7 @@ from recjax.embedding.spec import TableSpec
 from recjax.lab.predict.prediction import predicted
 from recjax.parallel.mesh import ACROSS_GROUPS, MODEL_AXES
 from recjax.planning.costs import Costs
-from recjax.planning.machine import Quantity
-from recjax.planning.machine_file import open_machine
+from recjax.planning.machine import Quantity, open_machine
 from recjax.planning.predict import HostWork, predict
 from recjax.planning.sketch import sketch
 from recjax.planning.step_sizes import Buffer, Copies, DenseSizes, Owned, Rows, StepSizes, Vectors, of_plan

@@ -16,8 +16,7 @@ from recjax.config.run import RunConfig
 from recjax.embedding.plan import make_plan
 from recjax.errors import ConfigError
 from recjax.planning import tier_run
-from recjax.planning.machine import Quantity
-from recjax.planning.machine_file import open_machine, write
+from recjax.planning.machine import Quantity, open_machine, write
 from recjax.planning.planner import exact_sizes
 from recjax.planning.question import GIB, Answer
 from recjax.tiers.disk import DiskRates

@@ -34,8 +34,8 @@ from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import make_plan
 from recjax.embedding.spec import TableSpec
 from recjax.interop.weights import _open as open_weights
-from recjax.planning import machine_file
-from recjax.planning.machine_file import open_machine
+from recjax.planning import machine
+from recjax.planning.machine import open_machine
 from recjax.serving import rows
 from recjax.serving.faults import RowFaults
 from recjax.sweep.file import read_sweep
@@ -265,7 +265,7 @@ def read_overrides(folder: Path) -> None:
 
 def write_machine(folder: Path) -> None:
     """A measured machine with a few kernel classes."""
-    machine_file.write(MACHINE, folder / "m.json")
+    machine.write(MACHINE, folder / "m.json")
 
 
 def write_plan(folder: Path) -> None:

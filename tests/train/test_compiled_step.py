@@ -18,8 +18,7 @@ from recjax.embedding.plan import Plan
 from recjax.embedding.segment import Segment
 from recjax.embedding.sharding import ColumnSharding, ReplicatedSharding, RowSharding
 from recjax.parallel.mesh import BATCH_AXES
-from recjax.planning.compiled_collectives import collectives, members
-from recjax.planning.wire_bytes import wire_bytes
+from recjax.planning.compiled_collectives import collectives, members, wire_bytes
 from recjax.train.dense import Replicated
 from recjax.train.routers import place_all
 from recjax.train.step import PLAIN, StepOptions

@@ -13,7 +13,7 @@ from recjax.config.presets import load
 from recjax.data.presence import Presence
 from recjax.errors import ConfigError
 from recjax.parallel import watchdog
-from recjax.planning.hot_rank import first_batches
+from recjax.planning.hot import first_batches
 from recjax.train import hot_periods
 from recjax.train import loop as loops
 from recjax.train.build import build_trainer

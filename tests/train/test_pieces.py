@@ -22,9 +22,8 @@ from recjax.embedding.plan import Plan
 from recjax.embedding.segment import Exchange, RowIds, Segment
 from recjax.embedding.sharding import RowSharding
 from recjax.embedding.spec import TableSpec
-from recjax.planning.compiled_collectives import collectives
+from recjax.planning.compiled_collectives import collectives, wire_bytes
 from recjax.planning.graph import read_graph
-from recjax.planning.wire_bytes import wire_bytes
 from recjax.utils.lazy_arrays import load
 
 pytestmark = pytest.mark.light_compile(as_text=True)

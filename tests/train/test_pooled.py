@@ -26,7 +26,7 @@ from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import Share
 from recjax.planning.compiled_collectives import collectives as all_collectives
-from recjax.planning.wire_bytes import wire_bytes
+from recjax.planning.compiled_collectives import wire_bytes
 
 pytestmark = [pytest.mark.full, pytest.mark.light_compile]
 

@@ -14,7 +14,7 @@ from recjax.data.batch import Batch
 from recjax.data.storage.blocks import PreparedSource, write_prepared
 from recjax.embedding.plan import make_plan
 from recjax.errors import ConfigError, DataError
-from recjax.planning.machine_file import open_machine
+from recjax.planning.machine import open_machine
 from recjax.planning.planner import Planner, exact_sizes
 from recjax.train.build import build_trainer
 from recjax.train.compile_report import on_paper, to_text

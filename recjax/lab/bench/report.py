@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from recjax.planning.wire_bytes import named
+from recjax.planning.compiled_collectives import named
 from recjax.utils.text import aligned
 
 _OPS = 8  # operations to name

@@ -21,7 +21,7 @@ from recjax.lab.bench.machine_load import Others
 from recjax.lab.bench.peer import Peer, require_known
 from recjax.lab.bench.timing import Ours, Round, reading_in_words, spread
 from recjax.lab.replay import profile
-from recjax.planning.wire_bytes import wire_bytes
+from recjax.planning.compiled_collectives import wire_bytes
 from recjax.train.build import build_trainer
 from recjax.train.products import in_words
 from recjax.train.state import TrainState

@@ -58,7 +58,7 @@ def calibrate(options: argparse.Namespace) -> None:
     from recjax.lab.calibrate import report
     from recjax.lab.predict.in_training import POSSIBLE, References
     from recjax.parallel.mesh import MeshConfig, make_mesh
-    from recjax.planning.machine_file import write
+    from recjax.planning.machine import write
 
     if options.out.is_dir() or not options.out.absolute().parent.is_dir():
         raise ConfigError(f"--out {options.out} cannot be written: name a file in a folder that exists.")

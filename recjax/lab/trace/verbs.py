@@ -144,7 +144,7 @@ def trace(options: argparse.Namespace) -> Shown:
     from recjax.lab.trace import show
     from recjax.lab.trace.record import compiled, record
     from recjax.lab.trace.statistics import figures
-    from recjax.planning.machine_file import open_machine
+    from recjax.planning.machine import open_machine
 
     if options.compile and (options.alone or options.steps is not None):
         raise ConfigError("--steps and --alone are about running, and --compile runs nothing. Leave it or them out.")

@@ -18,7 +18,7 @@ from recjax.embedding.routing.host import pack, route_on_host
 from recjax.embedding.routing.routed import Routing
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.lab.bench import roofline
-from recjax.planning.wire_bytes import wire_bytes
+from recjax.planning.compiled_collectives import wire_bytes
 from recjax.train.table_specs import specs
 
 

@@ -16,8 +16,7 @@ from recjax.lab.calibrate.overhead_cases import overheads_of
 from recjax.lab.predict import in_training
 from recjax.parallel.mesh import MeshConfig, make_mesh
 from recjax.planning.graph import read_graph
-from recjax.planning.machine import SIZES
-from recjax.planning.machine_file import open_machine
+from recjax.planning.machine import SIZES, open_machine
 
 FEW = ("matmul.nn_f32", "copy", "elementwise", "transcendental", "scatter.sorted")
 

@@ -10,8 +10,7 @@ from recjax.lab.calibrate.host_cases import host_cases
 from recjax.lab.calibrate.kernel_cases import kernel_cases
 from recjax.lab.calibrate.reuse_cases import reuse_cases
 from recjax.lab.predict import in_training
-from recjax.planning.machine import OVERHEADS, SIZES
-from recjax.planning.machine_file import open_machine
+from recjax.planning.machine import OVERHEADS, SIZES, open_machine
 
 pytestmark = [pytest.mark.full, pytest.mark.light_compile]
 

@@ -6,8 +6,7 @@ import math
 import pytest
 
 from recjax.lab.calibrate.measured_classes import Seen, with_classes
-from recjax.planning.machine import Point, Quantity
-from recjax.planning.machine_file import open_machine
+from recjax.planning.machine import Point, Quantity, open_machine
 
 
 def test_points_are_smoothed_with_the_start_of_a_kernel_and_judged_by_what_is_held_out():

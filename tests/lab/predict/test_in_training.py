@@ -10,8 +10,7 @@ from support.machines import MACHINE
 from recjax.errors import ConfigError
 from recjax.lab.predict import in_training as module
 from recjax.lab.predict.in_training import Busy
-from recjax.planning.machine import OVERHEADS
-from recjax.planning.machine_file import parse, write
+from recjax.planning.machine import OVERHEADS, parse, write
 
 
 def test_what_a_training_takes_goes_into_the_machine(monkeypatch, tmp_path):

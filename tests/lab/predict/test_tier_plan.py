@@ -18,8 +18,7 @@ from recjax.errors import ConfigError
 from recjax.lab.predict import tier_plan, tier_report
 from recjax.planning import tier_run
 from recjax.planning.graph import Graph
-from recjax.planning.machine import Kernel, Machine, Point
-from recjax.planning.machine_file import open_machine
+from recjax.planning.machine import Kernel, Machine, Point, open_machine
 from recjax.planning.predict import CORES, DEVICES, INTERPRETER, HostWork, Prediction, predict
 from recjax.tiers import disk
 from recjax.tiers.disk import DiskRates, disk_rates
@@ -56,7 +55,7 @@ def test_each_process_has_memory_of_its_own(tmp_path: Path) -> None:
     groups = ("mesh.replicas=2", "mesh.devices=4", "train.replica_sync=exact", *small, "tier.dram_bytes=50KiB")
     for processes, kib in ((1, 50), (2, 50), (4, 100)):
         run = tier_plan.run_of(config_of(*groups), processes)
-        assert [run.memory_bytes(group) for group in run.bound.cached] == [kib * 1024] * len(run.bound.cached)
+        assert list(run.memory_bytes.values()) == [kib * 1024] * len(run.bound.cached)
     with pytest.raises(ConfigError, match="--processes 3: 2 devices cannot be shared evenly"):
         tier_plan.run_of(config_of(*small, "tier.dram_bytes=50KiB"), 3)
 

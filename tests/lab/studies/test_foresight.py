@@ -13,7 +13,7 @@ from recjax.lab.predict import in_training
 from recjax.lab.studies.finished import RECORDS, Finished
 from recjax.lab.studies.foresight import cases, findings, measure, published, study
 from recjax.lab.studies.foresight.analysis import Found, errors, kendall_tau, outside, rankings, signs
-from recjax.planning.machine_file import write
+from recjax.planning.machine import write
 
 pytestmark = pytest.mark.light_compile
 

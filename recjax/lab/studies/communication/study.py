@@ -27,7 +27,7 @@ from recjax.lab.trace.kineto import read_timed
 from recjax.lab.trace.record import compiled, record
 from recjax.lab.trace.statistics import figures
 from recjax.parallel.mesh import MeshConfig, make_mesh
-from recjax.planning.machine_file import open_machine
+from recjax.planning.machine import open_machine
 
 NAME = "communication"
 _STEPS = 5  # measured of each case

@@ -15,8 +15,7 @@ from typing import Any
 from recjax import settings
 from recjax.config import presets
 from recjax.lab.studies.report import Row
-from recjax.planning.machine import Machine, Quantity
-from recjax.planning.machine_file import open_machine
+from recjax.planning.machine import Machine, Quantity, open_machine
 from recjax.planning.planner import answer
 from recjax.planning.resolve import resolve
 from recjax.train.planned import question

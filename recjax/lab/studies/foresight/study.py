@@ -32,8 +32,7 @@ from recjax.lab.studies.foresight.analysis import Found
 from recjax.lab.studies.foresight.cases import Case, cases
 from recjax.lab.studies.report import Picture
 from recjax.parallel.mesh import MeshConfig, make_mesh
-from recjax.planning.machine import Machine
-from recjax.planning.machine_file import open_machine, shipped, write
+from recjax.planning.machine import Machine, open_machine, shipped, write
 from recjax.utils.paths import expanded
 
 MACHINE = "machine.json"  # in the folder: measured at the beginning, or a copy of the one that was given

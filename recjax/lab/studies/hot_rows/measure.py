@@ -18,7 +18,7 @@ from recjax.data.presence import Presence
 from recjax.embedding.plan import Plan
 from recjax.embedding.routing import host
 from recjax.embedding.segment import COPIED, HOT_PLACEMENTS, RowIds
-from recjax.planning.wire_bytes import wire_bytes
+from recjax.planning.compiled_collectives import wire_bytes
 from recjax.train.build import build_trainer
 from recjax.train.compile_only import abstract_batches, abstract_state
 from recjax.train.routers import InFlight, PackedBatches, place_all
@@ -218,7 +218,7 @@ def contiguous_imbalance(presence: Presence, plan: Plan, devices: int, rows: dic
 
 def trainer_presence(trainer: Trainer) -> Presence:
     """Presence of the items of a run's first batches in its devices' shares."""
-    from recjax.planning.hot_rank import first_batches
+    from recjax.planning.hot import first_batches
 
     specs = {s.spec.name: s.spec for group in trainer.bound.groups for s in group.segments}
     found = tuple(specs[name] for name in trainer.plan.tables)

@@ -21,7 +21,7 @@ from recjax.lab.studies.hot_rows.study import Options, about_run
 from recjax.lab.studies.report import Report, Row, Section, Table
 from recjax.parallel.mesh import MeshConfig, make_mesh
 from recjax.planning import hot
-from recjax.planning.hot_rank import ranked
+from recjax.planning.hot import ranked
 from recjax.planning.resolve import resolve
 from recjax.train.table_specs import specs
 from recjax.utils.files import write_whole
