@@ -164,9 +164,8 @@ def plan(options: argparse.Namespace) -> None:
             raise ConfigError(
                 f"--save {options.save} cannot be written: {error.strerror}. Choose another path."
             ) from error
-    item_bytes = 8 if config.compute_dtype == "float64" else 4
     replicas, hosts, each = config.mesh.shape
-    sizes = (hosts * each, config.train.batch_size, item_bytes, hosts, replicas)
+    sizes = (hosts * each, config.train.batch_size, config.item_bytes, hosts, replicas)
     described = describe_plan(plan, tables, features, *sizes)
     bound = bind(plan, tables, features, hosts * each, hosts=hosts)
     loads = describe_loads(workload(config, source, tables, features, config.mesh.shape), bound)

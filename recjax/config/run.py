@@ -242,6 +242,11 @@ class RunConfig:
         """The dtype of the dense part's arrays: TensorFloat32 is no dtype, but a way to multiply float32."""
         return "float32" if self.compute_dtype.startswith("tensorfloat32") else self.compute_dtype
 
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an element of tables and of their optimizers' slots, if it is not bfloat16."""
+        return 8 if self.compute_dtype == "float64" else 4
+
     def for_rows(self, rows: int) -> Self:
         """The settings that a training split of `rows` samples is trained with.
 

@@ -83,8 +83,7 @@ def ranked(
     """The rows that may be hot, and the presence that they are ranked by; arguments are those of `hot.hot_rows`."""
     presence = first_batches(config, source, tables, features, math.prod(shape))
     free = [t for t in tables if may_be_hot(plan.tables[t.name])]
-    item_bytes = 8 if config.compute_dtype == "float64" else 4
-    found = candidates(presence, tables, free, plan, config.embedding.dedup, item_bytes)
+    found = candidates(presence, tables, free, plan, config.embedding.dedup, config.item_bytes)
     return dataclasses.replace(found, features=len(features)), presence
 
 

@@ -6,9 +6,12 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from recjax.config.run import RunConfig
 from recjax.data.source import BlockSource, has_blocks
+from recjax.embedding.bind import bind
+from recjax.embedding.layout import BoundPlan
 from recjax.embedding.plan import Plan, is_file, kind_in_words, make_plan
 from recjax.embedding.segment import Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec
@@ -166,7 +169,32 @@ def workload(
     replicas, hosts, each = shape
     batch_size, devices = config.train.batch_size, hosts * each
     profile = profile_of(source, tables, features, batch_size, devices * replicas)
-    item_bytes = 8 if config.compute_dtype == "float64" else 4
     agree = config.train.replica_sync == "exact"
-    how = item_bytes, config.embedding.dedup, agree, config.mesh.hosts
+    how = config.item_bytes, config.embedding.dedup, agree, config.mesh.hosts
     return Workload(profile, batch_size, devices, hosts, replicas, *how)
+
+
+def bound_as(
+    config: RunConfig,
+    plan: Plan,
+    tables: tuple[TableSpec, ...],
+    features: tuple[FeatureSpec, ...],
+    shape: tuple[int, int, int],
+    one_gpu: bool = False,
+) -> BoundPlan:
+    """A run's plan, bound to the devices of a mesh of that shape, with all rows there.
+
+    On one GPU tables of which each device would have a copy lie with those whose rows would be spread: nothing travels
+    either way, and a small step there takes as long as it has operations, of which each group has some forty.
+    """
+    if one_gpu:
+        rows = {"data_parallel": "row_wise"}
+        segments = {
+            name: tuple(dataclasses.replace(s, placement=rows.get(s.placement, s.placement)) for s in of_table)
+            for name, of_table in plan.tables.items()
+        }
+        plan = dataclasses.replace(plan, tables=segments)
+    replicas, hosts, each = shape
+    held, independent = config.embedding, config.train.replica_sync != "exact"
+    how: dict[str, Any] = {"atomics": held.atomics, "ragged": held.ragged, "row_pieces": held.exchange.pieces}
+    return bind(plan, tables, features, hosts * each, held.dedup, hosts, replicas, independent, **how)

@@ -33,9 +33,10 @@ from recjax.planning.planner import (
 )
 from recjax.planning.predict import Prediction
 from recjax.planning.question import GIB, USABLE, Answer, Question, TierChoice, needed
+from recjax.planning.resolve import bound_as
 from recjax.planning.step_sizes import StepSizes, of_plan
 from recjax.planning.tier_replay import COUNTS
-from recjax.planning.tier_run import Run, bound_as, costs, modelled, rates, with_moves
+from recjax.planning.tier_run import Run, costs, modelled, rates, with_moves
 from recjax.tiers.caches import with_caches
 from recjax.utils.units import size_text
 
@@ -133,7 +134,7 @@ def _option(
     left = left * row // (row + _ADDRESS_BYTES) // _BLOCK * _BLOCK
     cached = with_caches(bound, left, work.item_bytes)
     config = dataclasses.replace(config, tier=dataclasses.replace(config.tier, device_bytes=left))
-    run = Run(config, source, cached, work.item_bytes, distributed.processes())
+    run = Run(config, source, cached, distributed.processes())
     sizes = of_plan(cached, work)
     prediction, tier = _traffic(run, planner.predicted(sizes), planner.predicted(whole), asked)
     return _Option(name, plan, ways, sizes, prediction, tier)

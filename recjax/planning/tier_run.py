@@ -20,10 +20,8 @@ from recjax.config.run import RunConfig
 from recjax.data.batch import Batch
 from recjax.data.pipeline import batches
 from recjax.data.source import BlockSource, concatenate
-from recjax.embedding.bind import bind
 from recjax.embedding.layout import BoundPlan
-from recjax.embedding.plan import Plan
-from recjax.embedding.spec import FeatureSpec, TableSpec, ids_per_sample
+from recjax.embedding.spec import ids_per_sample
 from recjax.planning.costs import Cost, Costs
 from recjax.planning.machine import Machine, Quantity
 from recjax.planning.predict import CORES, DEVICES, INTERPRETER, Prediction
@@ -48,42 +46,6 @@ _DEFAULTS = {
 }
 
 
-def bound_as(
-    config: RunConfig,
-    plan: Plan,
-    tables: tuple[TableSpec, ...],
-    features: tuple[FeatureSpec, ...],
-    shape: tuple[int, int, int],
-    one_gpu: bool = False,
-) -> BoundPlan:
-    """A run's plan, bound to the devices of a mesh of that shape, with all rows there.
-
-    On one GPU tables of which each device would have a copy lie with those whose rows would be spread: nothing travels
-    either way, and a small step there takes as long as it has operations, of which each group has some forty.
-    """
-    if one_gpu:
-        rows = {"data_parallel": "row_wise"}
-        segments = {
-            name: tuple(dataclasses.replace(s, placement=rows.get(s.placement, s.placement)) for s in of_table)
-            for name, of_table in plan.tables.items()
-        }
-        plan = dataclasses.replace(plan, tables=segments)
-    replicas, hosts, each = shape
-    held, independent = config.embedding, config.train.replica_sync != "exact"
-    how: dict[str, Any] = {"atomics": held.atomics, "ragged": held.ragged, "row_pieces": held.exchange.pieces}
-    return bind(plan, tables, features, hosts * each, held.dedup, hosts, replicas, independent, **how)
-
-
-def item_bytes_of(config: RunConfig) -> int:
-    """Bytes of an element of tables and slots, if that is not bfloat16."""
-    return 8 if config.compute_dtype == "float64" else 4
-
-
-def dtype_of(config: RunConfig) -> Any:
-    """The dtype of the optimizer's slots, and of tables that are not bfloat16."""
-    return np.float64 if config.compute_dtype == "float64" else np.float32
-
-
 @dataclasses.dataclass(frozen=True)
 class Run:
     """A run as far as its tiers are concerned.
@@ -92,14 +54,12 @@ class Run:
       config: of it, as it is for so many rows.
       source: its data.
       bound: its plan, with caches.
-      item_bytes: of an element.
       processes: that train it, each with as many of its devices and with `tier.dram_bytes` of its own.
     """
 
     config: RunConfig
     source: BlockSource
     bound: BoundPlan
-    item_bytes: int
     processes: int = 1
 
     @property
@@ -112,7 +72,7 @@ class Run:
     @functools.cached_property
     def caches(self) -> dict[str, CachedGroup]:
         """The groups with caches, by name."""
-        return cached_groups(self.bound, dtype_of(self.config))
+        return cached_groups(self.bound, np.dtype(f"float{8 * self.config.item_bytes}"))
 
     @property
     def row_bytes(self) -> dict[str, int]:

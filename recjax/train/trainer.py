@@ -37,7 +37,7 @@ from recjax.parallel import watchdog
 from recjax.parallel.malloc import return_memory
 from recjax.parallel.mesh import AXES, own, put, replicated
 from recjax.planning.question import Answer
-from recjax.planning.tier_run import bound_as
+from recjax.planning.resolve import bound_as
 from recjax.tiers.caches import with_caches
 from recjax.tiers.host_rows import HostRows, folder_of
 from recjax.tiers.tables import export_cached, hot_rows, import_cached

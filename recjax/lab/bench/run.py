@@ -190,7 +190,7 @@ def _step(
     lookup = roofline.lookup_bytes(bound, inputs.routing, config.train.batch_size)
     needed, _ = partial_eval.dce_jaxpr(traced.jaxpr.jaxpr, [True] * len(traced.jaxpr.out_avals))  # as XLA leaves it
     flops = roofline.matmul_flops(needed)
-    item_bytes = 8 if config.compute_dtype == "float64" else 4
+    item_bytes = config.item_bytes
     samples = inputs.labels_B.shape[0] // bound.all_devices
     copy, products = limits["copy_bytes_per_s"], limits["flops_per_s"].get(config.compute_dtype)
     ms = found["device_ms"]

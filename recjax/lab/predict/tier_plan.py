@@ -10,6 +10,8 @@ import math
 import shutil
 from typing import Any
 
+import numpy as np
+
 from recjax.config import presets
 from recjax.config.run import RunConfig
 from recjax.data.source import BlockSource, mean_ids
@@ -20,8 +22,9 @@ from recjax.planning.machine import Machine, Quantity
 from recjax.planning.planner import Planner, exact_sizes
 from recjax.planning.predict import Prediction
 from recjax.planning.question import Answer
+from recjax.planning.resolve import bound_as
 from recjax.planning.tier_replay import COUNTS
-from recjax.planning.tier_run import Run, bound_as, costs, dtype_of, item_bytes_of, modelled, rates, with_moves
+from recjax.planning.tier_run import Run, costs, modelled, rates, with_moves
 from recjax.tiers.caches import cached_groups, with_caches
 from recjax.tiers.host_rows import folder_of
 from recjax.train import planned
@@ -39,15 +42,16 @@ def _planned(config: RunConfig, source: BlockSource) -> tuple[RunConfig, BoundPl
 def with_share(config: RunConfig, source: BlockSource, share: float) -> RunConfig:
     """The config with caches for a share, below 1, of the rows that devices have parts of."""
     _, bound, _ = _planned(config, source)
-    each = sum(group.rows * group.row_bytes(item_bytes_of(config)) for group in bound.groups if group.spread)
+    each = sum(group.rows * group.row_bytes(config.item_bytes) for group in bound.groups if group.spread)
     return presets.override(config, [f"tier.device_bytes={max(1, int(share * each))}"])
 
 
 def host_bytes(config: RunConfig, source: BlockSource) -> int:
     """Bytes of the records of all rows of tables with caches."""
     _, bound, _ = _planned(config, source)
-    bound = with_caches(bound, config.tier.bytes_of("device_bytes"), item_bytes_of(config))
-    return sum(cached.all_bytes for cached in cached_groups(bound, dtype_of(config)).values())
+    bound = with_caches(bound, config.tier.bytes_of("device_bytes"), config.item_bytes)
+    dtype = np.dtype(f"float{8 * config.item_bytes}")
+    return sum(cached.all_bytes for cached in cached_groups(bound, dtype).values())
 
 
 def run_of(config: RunConfig, processes: int = 1) -> Run:
@@ -65,8 +69,7 @@ def run_of(config: RunConfig, processes: int = 1) -> Run:
             "tier.device_bytes=1GiB."
         )
     config = dataclasses.replace(config, tier=dataclasses.replace(config.tier, device_bytes=budget))
-    item_bytes = item_bytes_of(config)
-    return Run(config, source, with_caches(bound, budget, item_bytes), item_bytes, processes)
+    return Run(config, source, with_caches(bound, budget, config.item_bytes), processes)
 
 
 def tier_plan(
@@ -138,7 +141,7 @@ def _whole(run: Run) -> list[dict[str, Any]]:
     for group in run.bound.groups:
         if group.cached:
             continue
-        size = group.row_bytes(run.item_bytes)
+        size = group.row_bytes(run.config.item_bytes)
         copies = group.devices // group.value_group.parts
         found += [
             {
