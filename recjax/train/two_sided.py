@@ -226,13 +226,13 @@ def refuse_what_does_not_go(config: RunConfig, schema: Schema) -> None:
             f"embedding.tables.{item}.ids=dynamic gives rows to items in the course of the training, and model={kind} "
             "must know all of them to count and to rank them. Prepare the data with a vocabulary for the item."
         )
-    if not loss.in_batch and (len(sides["item"].features) > 1 or sides["item"].dense):
+    if (loss.negatives or takes_all_items(loss)) and (len(sides["item"].features) > 1 or sides["item"].dense):
         further = [*sides["item"].features[1:], *(schema.dense[place] for place in sides["item"].dense)]
         what = f"loss.negatives={loss.negatives} draws items" if loss.negatives else f"loss={loss.kind} takes all items"
         raise ConfigError(
             f"model.{what} by their number, and model.item has {further[0]}, which is not known of an item beside the "
-            "pairs of the batch. Take candidates from the batch: model.loss=softmax, or model.loss.negatives=0 of "
-            "another loss; or leave further features of the item out."
+            "pairs of the batch. Take candidates from the batch alone: model.loss=softmax, or model.loss.negatives=0 "
+            "of another loss; or leave further features of the item out."
         )
     if schema.labels or config.tasks:
         raise ConfigError(

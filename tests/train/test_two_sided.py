@@ -390,6 +390,11 @@ MISTAKES = [
     ),
     (
         ["train", "two_tower", "data.from={wide}", "data.user=a", "data.item=one", "model.item=one,b"]
+        + ["model.loss.negatives=2"],
+        "model.loss.negatives=2 draws items by their number, and model.item has b",
+    ),
+    (
+        ["train", "two_tower", "data.from={wide}", "data.user=a", "data.item=one", "model.item=one,b"]
         + ["model.loss=full_softmax"],
         "model.loss=full_softmax takes all items by their number, and model.item has b",
     ),
