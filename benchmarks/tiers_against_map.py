@@ -58,7 +58,7 @@ class MapContestant:
         trainer = build_trainer(config, source)
         (group,) = (group for group in trainer.bound.groups if group.spread)
         ids = config.train.batch_size * sum(s.feature.bag or 1 for s in group.sources)
-        self.group = dataclasses.replace(group, rows=min(group.rows, ids), homes=group.rows, mapped=True, lines=None)
+        self.group = dataclasses.replace(group, rows=min(group.rows, ids), homes=group.rows, lines=None)
         self.trainer = dataclasses.replace(trainer, bound=trainer.bound.with_groups({group.name: self.group}))
         self.layout, self.file = CachedGroup(self.group, self.trainer.dtype), file
         initial = InitialRecords(self.layout, config.seed, self.trainer.mesh.devices.flat[0])

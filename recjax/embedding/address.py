@@ -1,12 +1,9 @@
 """Addresses of the rows in a group's buffer: from slots back to tables and storage positions, on the device.
 
 A row has an owner and, in the owner's part of the buffer, a *home*: one of R numbers that its segment, band and storage
-position determine (`BoundSegment.locate`). The *slot* is the row of the buffer that holds it. Two addresses:
-
-- direct: the slot is the home. Arithmetic alone; every group unless it says otherwise.
-- mapped (`Group.mapped`): any permutation of the homes of one part. The device has an int32 array with the home of each
-  slot, split as the buffer is; the host, which routes, has the way back (`SlotMap`). Of a cache (`Group.cached`) R
-  slots hold some of more homes, in each step others, and the way back is a `recjax.tiers.directory.Directory`.
+position determine (`BoundSegment.locate`). The *slot* is the row of the buffer that holds it: the home itself, but in
+a cache (`Group.cached`), whose R slots hold some of more homes, in each step others. Then the device has an int32 array
+with the home of each slot, split as the buffer is; the host, which routes, has the way back (`recjax.tiers.directory`).
 
 Whatever depends on a row (rounding, initial values, export, import, the order of a sum over rows) asks for its
 position, never for its slot.
@@ -14,15 +11,14 @@ position, never for its slot.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.layout import Group
 
 if TYPE_CHECKING:
     from recjax.embedding.bands import Band
@@ -30,7 +26,7 @@ if TYPE_CHECKING:
 NO_HOME = -1  # of a slot of a cache that holds no row
 # From homes [M] to (number of a segment, storage position, whether there is such a row); else any position.
 Locate = Callable[[jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
-Homes = dict[str, jax.Array]  # name of a mapped group -> int32 [versions * parts * R], the home of each slot
+Homes = dict[str, jax.Array]  # name of a cache -> int32 [versions * parts * R], the home of each slot
 
 
 def locator(group: Group, part: jax.Array) -> Locate:
@@ -89,64 +85,10 @@ def homes_of(slots_M: jax.Array, homes_R: jax.Array | None, beyond: int = 0) -> 
 
     Args:
       slots_M: int32.
-      homes_R: int32 [R], of a mapped group; None: every slot is its own home.
-      beyond: added to slots at R or beyond: of a cache what brings them beyond all homes.
+      homes_R: int32 [R], of a cache; None: every slot is its own home.
+      beyond: added to slots at R or beyond: what brings them beyond all homes.
     """
     if homes_R is None:
         return slots_M
     inside_M = slots_M < homes_R.shape[0]
     return jnp.where(inside_M, homes_R.at[jnp.where(inside_M, slots_M, 0)].get(), slots_M + beyond)
-
-
-@dataclasses.dataclass(frozen=True)
-class SlotMap:
-    """The host's side of a mapped group: the slot of each home.
-
-    Attributes:
-      slots_OxR: int32, by owner (`Group.owners`) and home; a permutation of 0 to R - 1 for each owner.
-    """
-
-    slots_OxR: np.ndarray
-
-    def __post_init__(self) -> None:
-        rows, used_OxR = self.slots_OxR.shape[1], np.zeros(self.slots_OxR.shape, bool)
-        beyond = self.slots_OxR.size and (self.slots_OxR.min() < 0 or self.slots_OxR.max() >= rows)
-        if not beyond:
-            np.put_along_axis(used_OxR, self.slots_OxR, True, axis=1)
-        if not used_OxR.all():
-            raise ValueError("two homes of one part share a slot, or a slot lies beyond the buffer")
-
-    def homes(self, group: Group) -> np.ndarray:
-        """Returns the home of each slot of all parts of the buffer, int32 [versions * parts * R]."""
-        of_owner = inverse(self.slots_OxR)
-        owners = [int(group.place(part)[0]) for part in range(group.parts)]
-        return np.tile(of_owner[owners].ravel(), group.versions)
-
-
-def inverse(permutations_OxR: np.ndarray) -> np.ndarray:
-    """The inverses of permutations of 0 to R - 1, int32 [O, R]."""
-    found = np.empty(permutations_OxR.shape, np.int32)
-    np.put_along_axis(found, permutations_OxR, np.arange(permutations_OxR.shape[1], dtype=np.int32)[None], axis=1)
-    return found
-
-
-def identity(bound: BoundPlan) -> dict[str, SlotMap]:
-    """Returns maps of all mapped groups in which every slot is its own home."""
-    return {
-        group.name: SlotMap(np.tile(np.arange(group.rows, dtype=np.int32), (group.owners, 1)))
-        for group in bound.groups
-        if group.mapped and not group.cached
-    }
-
-
-Maps = Mapping[str, SlotMap]  # by the names of mapped groups
-
-
-def make_homes(bound: BoundPlan, maps: Maps | None) -> dict[str, np.ndarray]:
-    """Returns the home of each slot for all mapped groups, as `SlotMap.homes`; None stands for `identity`."""
-    given: Any = identity(bound) if maps is None else maps
-    empty = {
-        group.name: np.full(group.versions * group.parts * group.rows, NO_HOME, np.int32) for group in bound.cached
-    }
-    rest = (group for group in bound.groups if group.mapped and not group.cached)
-    return empty | {group.name: given[group.name].homes(group) for group in rest}

@@ -50,7 +50,6 @@ def bind(
     hosts: int = 1,
     replicas: int = 1,
     independent: bool = False,
-    mapped: bool = False,
     atomics: bool = False,
     ragged: bool = False,
     row_pieces: int = 1,
@@ -71,7 +70,7 @@ def bind(
     _check_kinds(tables, features, parts)
     members: dict[tuple[Any, ...], list[_Part]] = {}
     for part in parts:
-        _check_kind(part, mapped)
+        _check_kind(part)
         sharding = _sharding(part.segment.placement, devices, hosts)
         key = (sharding, *stack_of(part.spec, part.last - part.first, part.segment.exchange))
         members.setdefault(key, []).append(part)
@@ -120,7 +119,6 @@ def bind(
                 exchange=exchange,
                 replicas=replicas,
                 independent=independent and replicas > 1,
-                mapped=mapped and sharding.addressed,
                 atomics=atomics,
                 ragged=ragged,
                 row_pieces=row_pieces if travel else 1,
@@ -139,12 +137,12 @@ def bind(
 def in_lines(bound: BoundPlan) -> BoundPlan:
     """The plan with buffers in lines, where that saves laying them out again.
 
-    As they are stay: buffers of whole lines; replicated, hot and cached ones, mapped ones and those of independent
-    replica groups, which other programs read and write; and those whose optimizer passes over every row.
+    As they are stay: buffers of whole lines; replicated, hot and cached ones, and those of independent replica groups,
+    which other programs read and write; and those whose optimizer passes over every row.
     """
 
     def made(group: Group) -> Group:
-        if group.width % LANES == 0 or not group.spread or not group.listed or group.mapped or group.independent:
+        if group.width % LANES == 0 or not group.spread or not group.listed or group.cached or group.independent:
             return group
         if group.optimizer.every_row:
             return group
@@ -365,12 +363,11 @@ def _owners(
     return owners
 
 
-def _check_kind(part: _Part, mapped: bool) -> None:
+def _check_kind(part: _Part) -> None:
     """Refuses an exchange of pooled vectors where there is none (ConfigError)."""
-    if part.segment.exchange.kind == "pooled" and (part.segment.placement == "grid" or mapped):
-        where = "whose rows may lie anywhere (mapped)" if mapped else "placed grid"
+    if part.segment.exchange.kind == "pooled" and part.segment.placement == "grid":
         raise ConfigError(
-            f"table {part.spec.name!r} is to exchange pooled vectors, which a table {where} cannot. Choose "
+            f"table {part.spec.name!r} is to exchange pooled vectors, which a table placed grid cannot. Choose "
             'exchange kind "rows", or place it table_wise, table_row_wise, column_wise or row_wise.'
         )
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from recjax.embedding.address import Homes, Maps, Places, make_homes
+from recjax.embedding.address import NO_HOME, Homes, Places
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.lines import Lines, buffer_shape
 from recjax.embedding.low_precision import nearest, storage_dtype
@@ -96,7 +96,6 @@ def initialise(
     mesh: Mesh,
     seed: int,
     dtype: Any = jnp.float32,
-    homes: Homes | None = None,
     apart: bool = False,
 ) -> tuple[Tables, GroupSlots]:
     """Makes all tables and optimizer slots, in place on their devices and in chunks.
@@ -108,7 +107,6 @@ def initialise(
       mesh: its devices.
       seed: of the values: see `initial_rows`.
       dtype: of tables that are not held in a reduced precision, and of slots.
-      homes: of mapped groups.
       apart: whether independent replica group g starts with the tables of seed + g (modulo 2^32) instead of those of
         `seed`.
     """
@@ -123,8 +121,7 @@ def initialise(
         else:
             of_values = group.value_group
             draws, form = put(Draws.of(of_values, seeds), replicated(mesh)), Form.of(of_values, held)
-            program = _initial_program(form, mesh, of_values.partition_axes, group.mapped, CHUNK_FLOATS)
-            tables[group.name] = program(draws, (homes or {})[group.name]) if group.mapped else program(draws)
+            tables[group.name] = _initial_program(form, mesh, of_values.partition_axes, CHUNK_FLOATS)(draws)
         own = group.slot_group
         sharding = sharded(mesh, own.partition_axes)
         slots[group.name] = {
@@ -133,11 +130,13 @@ def initialise(
     return tables, slots
 
 
-def place_homes(bound: BoundPlan, mesh: Mesh, maps: Maps | None = None) -> Homes:
-    """Returns the homes of the slots of all mapped groups on the mesh; without `maps`, every slot's own number."""
-    by_name = {group.name: group for group in bound.groups}
+def place_homes(bound: BoundPlan, mesh: Mesh) -> Homes:
+    """Returns the homes of the slots of all caches on the mesh: none, as these hold no row yet."""
     return {
-        name: put(homes, sharded(mesh, by_name[name].partition_axes)) for name, homes in make_homes(bound, maps).items()
+        group.name: put(
+            np.full(group.versions * group.parts * group.rows, NO_HOME, np.int32), sharded(mesh, group.partition_axes)
+        )
+        for group in bound.cached
     }
 
 
@@ -215,23 +214,13 @@ class Draws(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _initial_program(form: Form, mesh: Mesh, partition_axes: tuple[str, ...], mapped: bool, floats: int) -> Any:
-    """The program that makes a group's buffer of its `Draws` and, if it is mapped, its homes: compiled once a form.
-
-    It makes about so many `floats` at a time.
-    """
-    spec = P(partition_axes)
-    made = jax.shard_map(
-        functools.partial(_initial_block, form, floats),
-        mesh=mesh,
-        in_specs=(P(), spec) if mapped else (P(),),
-        out_specs=spec,
-        check_vma=False,
-    )
-    return jax.jit(made)
+def _initial_program(form: Form, mesh: Mesh, partition_axes: tuple[str, ...], floats: int) -> Any:
+    """The program that makes a group's buffer of its `Draws`, about so many `floats` at a time; one for each form."""
+    block = functools.partial(_initial_block, form, floats)
+    return jax.jit(jax.shard_map(block, mesh=mesh, in_specs=P(), out_specs=P(partition_axes), check_vma=False))
 
 
-def _initial_block(form: Form, floats: int, draws: Draws, homes_R: jax.Array | None = None) -> jax.Array:
+def _initial_block(form: Form, floats: int, draws: Draws) -> jax.Array:
     """One device's part of a group's buffer, filled by one loop whatever the number of segments."""
     R, k = form.rows, form.lines.rows if form.lines else 1
     chunk = min(R, max(1, floats // max(dim for dim, _ in form.tables) // k) * k)
@@ -239,8 +228,7 @@ def _initial_block(form: Form, floats: int, draws: Draws, homes_R: jax.Array | N
 
     def fill(i: jax.Array, block_RxW: jax.Array) -> jax.Array:
         start = jnp.minimum(i * chunk, R - chunk)  # the last chunk overlaps, and repeats the same values
-        slot_C = start + jnp.arange(chunk, dtype=jnp.int32)
-        values = values_of(slot_C if homes_R is None else homes_R[slot_C])
+        values = values_of(start + jnp.arange(chunk, dtype=jnp.int32))
         values = form.lines.packed(values) if form.lines else values
         return jax.lax.dynamic_update_slice(block_RxW, values, (start // k if k > 1 else start, jnp.int32(0)))
 

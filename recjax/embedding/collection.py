@@ -1,14 +1,17 @@
 """The way of tables out of the groups' buffers, to checkpoints, and back.
 
 On disk and in tests a table is one unpadded [V, D] array in storage order (see `row_order.py`), the same for every mesh
-and plan.
+and plan. Cells that a part of it and a part of a buffer have in common (`Overlap`) are read and written by NumPy where
+a device's memory is the host's. Else the device does it, in programs that are compiled for each shape and device.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,13 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from recjax.embedding.address import Homes, inverse
 from recjax.embedding.bands import Band, BoundSegment, Piece
 from recjax.embedding.buffers import GroupSlots, Tables, filled
-from recjax.embedding.cells import Blocks, Overlap, copied, overlaps
 from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.lines import Lines, buffer_shape, lines_of
+from recjax.embedding.lines import Lines, lines_of
 from recjax.embedding.low_precision import storage_dtype
+from recjax.embedding.spec import TableSpec
 from recjax.errors import TrainingError
 from recjax.parallel.mesh import sharded
 from recjax.utils.lazy_arrays import Index, LazyArray, Place, Runs, Spread, as_lazy, block_of
@@ -31,7 +33,7 @@ Saved = dict[str, dict[str, np.ndarray | LazyArray]]  # as `export_tables` gives
 
 
 def export_tables(
-    bound: BoundPlan, tables: Tables, slots: GroupSlots, version: int = 0, homes: Homes | None = None
+    bound: BoundPlan, tables: Tables, slots: GroupSlots, version: int = 0
 ) -> dict[str, dict[str, LazyArray | Spread]]:
     """Tables and slots, unpadded, to be read from the devices a part at a time, before the next step changes them.
 
@@ -40,7 +42,6 @@ def export_tables(
       tables: the groups' buffers.
       slots: beside them.
       version: which replica group's, where these are independent.
-      homes: of the slots of mapped groups.
 
     Returns:
       table name -> {"rows": [V, D], slot name: [V] or [V, D]}, in storage order. What is read owns its memory:
@@ -54,8 +55,8 @@ def export_tables(
         segments = bound.segments(name)
         if any(group.cached for group, _ in segments):
             continue  # `recjax.tiers.tables` gives them
-        held = [_arrays(group, segment, tables, slots, homes) for group, segment in segments]
-        out[name] = {array: _export([arrays[array] for arrays in held], version) for array in held[0]}
+        shares = [_shares(group, segment, tables, slots) for group, segment in segments]
+        out[name] = {array: _export([of[array] for of in shares], version) for array in shares[0]}
     return out
 
 
@@ -66,59 +67,105 @@ def export_segment(
     size = segment.band.size
     spec = dataclasses.replace(segment.spec, rows=size)
     return {
-        name: _export([(own, dataclasses.replace(of, spec=spec, band=Band(size)), buffer, places)], 0)
-        for name, (own, of, buffer, places) in _arrays(group, segment, tables, slots, None).items()
+        name: _export(
+            [dataclasses.replace(share, segment=dataclasses.replace(share.segment, spec=spec, band=Band(size)))], 0
+        )
+        for name, share in _shares(group, segment, tables, slots).items()
     }
 
 
-def _arrays(
-    group: Group, segment: BoundSegment, tables: Tables, slots: GroupSlots, homes: Homes | None
-) -> dict[str, tuple[Group, BoundSegment, jax.Array, Places]]:
-    """The buffers that a segment lies in, by name."""
-    places = _places(group, (homes or {}).get(group.name))
+@dataclasses.dataclass(frozen=True)
+class _Share:
+    """A segment's share of a buffer of values, or of one of the slots beside it.
+
+    Attributes:
+      group: of the buffer, as this lies on the devices between steps.
+      segment: of this group.
+      buffer: the whole array.
+    """
+
+    group: Group
+    segment: BoundSegment
+    buffer: jax.Array
+
+    @functools.cached_property
+    def blocks(self) -> dict[int, jax.Array]:
+        """The parts that this process has, version by version."""
+        return {self.group.part_at(shard.index): shard.data for shard in reversed(self.buffer.addressable_shards)}
+
+    @property
+    def complete(self) -> bool:
+        """True if this process has all of the buffer."""
+        return self.buffer.is_fully_addressable or not self.group.partition_axes
+
+    def read(self, part: Index, version: int, out: np.ndarray) -> None:
+        """Reads what of a part of the table is here, as `out` holds it."""
+        one_a_row = len(part) == 1
+        if one_a_row and self.segment.first > 0:
+            return  # the first columns have all of it, and the others the same
+        for cells in overlaps(self.group.pieces(self.segment), self.segment.band, part):
+            if one_a_row and self.group.place(cells.part)[1] > 0:
+                continue
+            out[(cells.rows, *cells.columns)] = self.copy(cells, version).view(out.dtype)
+
+    def copy(self, cells: Overlap, version: int) -> np.ndarray:
+        """Returns some cells as the buffer holds them: see `_copied`."""
+        block = self.blocks[version * self.group.parts + cells.part]
+        return _copied(block, cells, lines_of(self.group.lines, block))
+
+    def own_pieces(self, version: int) -> list[Piece]:
+        """The pieces of the segment that this process is to give.
+
+        An array of one value a row is held beside each part of the columns; then the first one's counts.
+        """
+        where: Any = self.buffer.sharding.devices_indices_map(self.buffer.shape)
+        first = {self.group.part_at(index): device for device, index in reversed(where.items())}
+        return [
+            piece
+            for piece in self.group.pieces(self.segment)
+            if first[version * self.group.parts + piece.part].process_index == jax.process_index()
+            and piece.start < piece.stop
+            and piece.first < piece.last
+            and (self.buffer.ndim > 1 or piece.first == 0)
+        ]
+
+    def scattered(self, piece: Piece, version: int) -> tuple[Place, LazyArray]:
+        """The rows of a piece whose segment has only some of the table, and where these lie in the table."""
+        band, axes, dtype = self.segment.band, self.buffer.ndim, outside(self.buffer.dtype)
+        homes_M: range | np.ndarray = range(piece.offset, piece.offset + piece.stop - piece.start)
+        if band.vacant:
+            homes_M = band.used(piece.start, piece.stop) - piece.start + piece.offset
+
+        def read(part: Index) -> np.ndarray:
+            offset = tuple(axis.start for axis in part[1:])
+            return self.copy(Overlap(piece.part, homes_M[part[0]], part[0], part[1:], offset), version).view(dtype)
+
+        size = (len(homes_M), piece.last - piece.first)[:axes]
+        at = Runs(band.runs(piece.start, piece.stop), (piece.first,)[: axes - 1])
+        return at, LazyArray(size, dtype, read, block_of(size, dtype))
+
+
+def _shares(group: Group, segment: BoundSegment, tables: Tables, slots: GroupSlots) -> dict[str, _Share]:
+    """Shares of a segment, by the names of arrays."""
     nth = group.segments.index(segment)
-    of_values, of_slots = ((own, own.segments[nth]) for own in (group.value_group, group.slot_group))
-    rows = {"rows": (*of_values, tables[group.name], places)}
-    return rows | {slot: (*of_slots, x, places) for slot, x in slots[group.name].items()}
+    of_values, of_slots = group.value_group, group.slot_group
+    rows = {"rows": _Share(of_values, of_values.segments[nth], tables[group.name])}
+    return rows | {name: _Share(of_slots, of_slots.segments[nth], x) for name, x in slots[group.name].items()}
 
 
-Places = dict[int, np.ndarray]  # part of the buffer, version by version -> the slot of each home, int32 [R]
-
-
-def _places(group: Group, homes: jax.Array | None) -> Places:
-    """Returns the slots of the rows of a mapped group, as far as this process has them; nothing of any other group."""
-    if homes is None:
-        return {}
-    shards = homes.addressable_shards
-    return {_part(group, shard.index): inverse(np.asarray(shard.data)[None])[0] for shard in shards}
-
-
-def _export(parts: list[tuple[Group, BoundSegment, jax.Array, Places]], version: int) -> LazyArray | Spread:
-    """One array of a table, from its segments."""
-    spec = parts[0][1].spec
-    array = parts[0][2]
+def _export(shares: Sequence[_Share], version: int) -> LazyArray | Spread:
+    """One array of a table, from the shares of its segments."""
+    spec, array = shares[0].segment.spec, shares[0].buffer
     dtype = outside(array.dtype)
     shape = (spec.rows, spec.dim)[: array.ndim]
-    blocks = [
-        {_part(group, shard.index): shard.data for shard in reversed(buffer.addressable_shards)}
-        for group, _, buffer, _ in parts
-    ]
 
     def read(part: Index) -> np.ndarray:
         out = np.empty([axis.stop - axis.start for axis in part], dtype)
-        for (group, segment, _, places), of_part in zip(parts, blocks, strict=True):
-            if len(part) == 1 and segment.first > 0:
-                continue  # the first columns have all of it, and the others the same
-            for found in overlaps(group, segment, part):
-                if len(part) == 1 and group.place(found.part)[1] > 0:
-                    continue
-                k = version * group.parts + found.part
-                block = of_part[k]
-                values = copied(block, found, places.get(k), lines_of(group.lines, block))
-                out[(found.rows, *found.columns)] = values.view(dtype)
+        for share in shares:
+            share.read(part, version, out)
         return out
 
-    if all(buffer.is_fully_addressable or not group.partition_axes for group, _, buffer, _ in parts):
+    if all(share.complete for share in shares):
         return LazyArray(shape, dtype, read, block_of(shape, dtype))
 
     def rectangle(corner: tuple[int, ...], size: tuple[int, ...]) -> LazyArray:
@@ -127,51 +174,14 @@ def _export(parts: list[tuple[Group, BoundSegment, jax.Array, Places]], version:
 
         return LazyArray(size, dtype, moved, block_of(size, dtype))
 
-    def scattered(
-        band: Band, piece: Piece, block: jax.Array, slots_R: np.ndarray | None, lines: Lines | None
-    ) -> LazyArray:
-        homes_M: range | np.ndarray = range(piece.offset, piece.offset + piece.stop - piece.start)
-        if band.vacant:
-            homes_M = band.used(piece.start, piece.stop) - piece.start + piece.offset
-
-        def of_piece(part: Index) -> np.ndarray:
-            homes = homes_M[part[0]]
-            offset = tuple(axis.start for axis in part[1:])
-            found = Overlap(piece.part, homes, part[0], part[1:], offset)
-            return copied(block, found, slots_R, lines).view(dtype)
-
-        size = (len(homes_M), piece.last - piece.first)[: array.ndim]
-        return LazyArray(size, dtype, of_piece, block_of(size, dtype))
-
     pieces: list[tuple[Place, LazyArray]] = []
-    for (group, segment, buffer, places), of_part in zip(parts, blocks, strict=True):
-        mine = _mine(group, segment, buffer, version)
-        if segment.band.chosen is None:
-            pieces += [(at, rectangle(at, size)) for at, size in _boxes(mine, array.ndim)]
-            continue
-        for piece in mine:
-            k = version * group.parts + piece.part
-            at = Runs(segment.band.runs(piece.start, piece.stop), (piece.first,)[: array.ndim - 1])
-            block = of_part[k]
-            pieces.append((at, scattered(segment.band, piece, block, places.get(k), lines_of(group.lines, block))))
+    for share in shares:
+        if share.segment.band.chosen is None:
+            boxes = _boxes(share.own_pieces(version), array.ndim)
+            pieces += [(at, rectangle(at, size)) for at, size in boxes]
+        else:
+            pieces += [share.scattered(piece, version) for piece in share.own_pieces(version)]
     return Spread(shape, dtype, tuple(pieces))
-
-
-def _mine(group: Group, segment: BoundSegment, buffer: jax.Array, version: int) -> list[Piece]:
-    """The pieces of a segment that this process is to give.
-
-    An array of one value a row is held beside each part of the columns; then the first one's counts.
-    """
-    where: Any = buffer.sharding.devices_indices_map(buffer.shape)
-    first = {_part(group, index): device for device, index in reversed(where.items())}
-    return [
-        piece
-        for piece in group.pieces(segment)
-        if first[version * group.parts + piece.part].process_index == jax.process_index()
-        and piece.start < piece.stop
-        and piece.first < piece.last
-        and (buffer.ndim > 1 or piece.first == 0)
-    ]
 
 
 def _boxes(pieces: Sequence[Piece], axes: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -191,11 +201,6 @@ def _boxes(pieces: Sequence[Piece], axes: int) -> list[tuple[tuple[int, ...], tu
 def outside(dtype: Any) -> np.dtype[Any]:
     """The dtype in checkpoints of what a buffer, or a record of a tier, holds as `dtype`."""
     return np.dtype(jnp.bfloat16 if dtype == jnp.uint16 else dtype)
-
-
-def _part(group: Group, index: Any) -> int:
-    """The part of the buffers, version by version, that a shard with this index of the whole is."""
-    return (index[0].start or 0) // buffer_shape(group.lines, group.rows, (group.width,) * (len(index) - 1))[0]
 
 
 def mean_tables(versions: Sequence[Saved]) -> Saved:
@@ -219,11 +224,7 @@ def mean_tables(versions: Sequence[Saved]) -> Saved:
 
 
 def import_tables(
-    bound: BoundPlan,
-    mesh: Mesh,
-    saved: Saved | Sequence[Saved],
-    dtype: Any = jnp.float32,
-    homes: Homes | None = None,
+    bound: BoundPlan, mesh: Mesh, saved: Saved | Sequence[Saved], dtype: Any = jnp.float32
 ) -> tuple[Tables, GroupSlots]:
     """The inverse of `export_tables`, onto any mesh and plan. The host holds one part of a table at a time.
 
@@ -232,7 +233,6 @@ def import_tables(
       mesh: its devices.
       saved: what all replica groups get; or, of independent groups, what each of them gets.
       dtype: of tables that do not say otherwise, and of slots.
-      homes: of the slots of mapped groups.
 
     Raises:
       TrainingError: a table or slot is missing or has another shape; nothing is padded or cut.
@@ -241,71 +241,166 @@ def import_tables(
     slots: GroupSlots = {}
     sources = [saved] if isinstance(saved, dict) else list(saved)
     for group in bound.groups:  # all are checked before the first is read
-        for name, columns in (("rows", 1), *((n, len(s.shape)) for n, s in group.slots().items())):
-            for source in sources:
-                _check(group, source, name, columns, outside(storage_dtype(group, dtype) if name == "rows" else dtype))
+        for spec, source in itertools.product(dict.fromkeys(s.spec for s in group.segments), sources):
+            _check(spec, source, "rows", 1, outside(storage_dtype(group, dtype)))
+            for name, slot in group.slots().items():
+                _check(spec, source, name, len(slot.shape), outside(dtype))
     for group in bound.groups:
-        places = _places(group, (homes or {}).get(group.name))
-        arrays: dict[str, tuple[tuple[int, ...], Any]] = {"rows": ((group.width,), storage_dtype(group, dtype))}
-        arrays |= {name: (slot.shape, dtype) for name, slot in group.slots().items()}
+        arrays: dict[str, tuple[Group, tuple[int, ...], Any]]
+        arrays = {"rows": (group.value_group, (group.width,), storage_dtype(group, dtype))}
+        arrays |= {name: (group.slot_group, slot.shape, dtype) for name, slot in group.slots().items()}
         made = {}
-        for name, (tail, held) in arrays.items():
-            if group.cached:
-                made[name] = _empty(group, mesh, tail, held)
-            else:
-                own = group.value_group if name == "rows" else group.slot_group
-                made[name] = _import(own, mesh, sources, name, tail, held, places)
+        for name, (own, tail, kind) in arrays.items():
+            made[name] = filled(own.shape(tail), 0, kind, sharded(mesh, own.partition_axes))
+            if not group.cached:  # a cache holds no row yet
+                made[name] = _Blocks(own, made[name]).fill(sources, name)
         tables[group.name] = made.pop("rows")
         slots[group.name] = made
     return tables, slots
 
 
-def _empty(group: Group, mesh: Mesh, tail: tuple[int, ...], dtype: Any) -> jax.Array:
-    """An array of a cache that holds no row."""
-    shape = group.shape(tail)
-    return filled(shape, 0, dtype, sharded(mesh, group.partition_axes))
+def _check(spec: TableSpec, saved: Saved, name: str, columns: int, dtype: np.dtype[Any]) -> None:
+    array, shape = saved.get(spec.name, {}).get(name), (spec.rows, spec.dim)[: 1 + columns]
+    found = "nothing" if array is None else f"shape {array.shape}, {array.dtype}"
+    if array is None or array.shape != shape or array.dtype != dtype:
+        raise TrainingError(
+            f"the checkpoint holds {found} for {name!r} of table {spec.name!r}, but the model needs shape "
+            f"{shape}, {dtype}. It belongs to another model or data: use the config in the run folder."
+        )
 
 
-def _check(group: Group, saved: Saved, name: str, columns: int, dtype: np.dtype[Any]) -> None:
-    for spec in {segment.spec.name: segment.spec for segment in group.segments}.values():
-        array, shape = saved.get(spec.name, {}).get(name), (spec.rows, spec.dim)[: 1 + columns]
-        found = "nothing" if array is None else f"shape {array.shape}, {array.dtype}"
-        if array is None or array.shape != shape or array.dtype != dtype:
-            raise TrainingError(
-                f"the checkpoint holds {found} for {name!r} of table {spec.name!r}, but the model needs shape "
-                f"{shape}, {dtype}. It belongs to another model or data: use the config in the run folder."
-            )
+class _Blocks:
+    """Parts of a buffer that are written where they are: there is never a second copy of one."""
+
+    def __init__(self, layout: Group, buffer: jax.Array) -> None:
+        """Takes the parts of a buffer, which nobody else may use; `layout` is that of its rows."""
+        self._layout, self._shape, self._sharding = layout, buffer.shape, buffer.sharding
+        self._lines = lines_of(layout.lines, buffer)
+        self._blocks = {shard.device: shard.data for shard in buffer.addressable_shards}
+        self._holders: dict[int, list[Any]] = {}  # part, version by version -> the devices of this process that hold it
+        for device, index in buffer.sharding.addressable_devices_indices_map(buffer.shape).items():
+            self._holders.setdefault(layout.part_at(index), []).append(device)
+
+    def fill(self, sources: Sequence[Saved], name: str) -> jax.Array:
+        """Returns the buffer with the arrays of this name; `sources` are as `import_tables` has them."""
+        group = self._layout
+        for (version, saved), segment in itertools.product(enumerate(sources), group.segments):
+            firsts = [v * group.parts for v in ([version] if len(sources) > 1 else range(group.versions))]
+            array = as_lazy(saved[segment.spec.name][name])
+            for part in array.parts():
+                here = [
+                    (cells, [first + cells.part for first in firsts if first + cells.part in self._holders])
+                    for cells in overlaps(group.pieces(segment), segment.band, part, vacant=True)
+                ]
+                if not any(numbers for _, numbers in here):
+                    continue
+                values = array.read(part)
+                for cells, numbers in here:
+                    for k in numbers:
+                        self._write(k, cells, values[(cells.rows, *cells.columns)])
+                jax.block_until_ready(list(self._blocks.values()))  # or parts would pile up
+        return jax.make_array_from_single_device_arrays(self._shape, self._sharding, list(self._blocks.values()))
+
+    def _write(self, k: int, cells: Overlap, values: np.ndarray) -> None:
+        """Writes cells into part k."""
+        for device in self._holders[k]:
+            block = self._blocks[device]
+            values = values.view(block.dtype)
+            if device.platform == "cpu":
+                _rows(_memory(block), self._lines)[cells.index] = values
+            else:
+                piece, start = jax.device_put(values, device), (int(cells.homes[0]), *cells.offset)
+                self._blocks[device] = _write(block, piece, start, self._lines)
 
 
-def _import(
-    group: Group,
-    mesh: Mesh,
-    sources: Sequence[Saved],
-    name: str,
-    tail: tuple[int, ...],
-    dtype: Any,
-    places: Places,
-) -> jax.Array:
-    shape = group.shape(tail)
-    sharding = sharded(mesh, group.partition_axes)
-    holders: dict[int, list[Any]] = {}  # part of a version -> the devices of this process that hold it
-    for device, index in sharding.addressable_devices_indices_map(shape).items():
-        holders.setdefault(_part(group, index), []).append(device)
-    blocks = Blocks(holders, filled(shape, 0, dtype, sharding))
-    lines = group.lines if tail else None
-    for (version, saved), segment in itertools.product(enumerate(sources), group.segments):
-        firsts = [v * group.parts for v in ([version] if len(sources) > 1 else range(group.versions))]
-        array = as_lazy(saved[segment.spec.name][name])
-        for part in array.parts():
-            here = [
-                o for o in overlaps(group, segment, part, True) if any(first + o.part in holders for first in firsts)
-            ]
-            if not here:
-                continue
-            values = array.read(part)
-            for found in here:
-                cells = values[(found.rows, *found.columns)].view(dtype)
-                for k in (first + found.part for first in firsts if first + found.part in holders):
-                    blocks.write(k, found, cells, places.get(k), lines)
-            blocks.wait()  # or parts would pile up
-    return jax.make_array_from_single_device_arrays(shape, sharding, blocks.arrays())
+@functools.partial(jax.jit, donate_argnums=0, static_argnums=3)  # in place: no second copy of a table at any time
+def _write(block: jax.Array, piece: jax.Array, start: tuple[int, ...], lines: Lines | None) -> jax.Array:
+    return jax.lax.dynamic_update_slice(block, piece, start) if lines is None else lines.write(block, piece, start)
+
+
+@dataclasses.dataclass(frozen=True)
+class Overlap:
+    """Common cells of a part of a table and one part of a group's buffer.
+
+    Attributes:
+      part: of the buffer.
+      homes: of the rows, ascending; one after the other if it is a range.
+      rows: where they lie within the part of the table: a slice, or their numbers.
+      columns: of the part of the table; () of an array of one value a row.
+      offset: of the first of these columns in the buffer; () likewise.
+    """
+
+    part: int
+    homes: range | np.ndarray
+    rows: slice | np.ndarray
+    columns: tuple[slice, ...]
+    offset: tuple[int, ...]
+
+    @property
+    def index(self) -> tuple[Any, ...]:
+        """Index of the cells among the rows of the part of the buffer."""
+        homes = slice(self.homes.start, self.homes.stop) if isinstance(self.homes, range) else self.homes
+        return homes, *(slice(a, a + x.stop - x.start) for a, x in zip(self.offset, self.columns, strict=True))
+
+
+def overlaps(pieces: Iterable[Piece], band: Band, part: Index, vacant: bool = False) -> Iterator[Overlap]:
+    """All that a part of a table consists of, as far as a segment holds it; with `vacant` also what it could hold.
+
+    An array of one value a row has rows alone; beside columns, every part of the buffer with these rows holds it.
+
+    Args:
+      pieces: of the segment.
+      band: its rows.
+      part: of the table.
+      vacant: whether places that are left vacant count.
+    """
+    within = band.span(part[0].start, part[0].stop)
+    for piece in pieces:
+        start, stop = max(within[0], piece.start), min(within[1], piece.stop)
+        spans = [(max(p.start, piece.first), min(p.stop, piece.last)) for p in part[1:]]
+        if start < stop and all(a < z for a, z in spans):
+            first = piece.offset + start - piece.start
+            homes: range | np.ndarray = range(first, first + stop - start)
+            if band.chosen is None or (band.vacant and vacant):
+                rows: slice | np.ndarray = slice(start - part[0].start, stop - part[0].start)
+            else:
+                used_M = band.used(start, stop)
+                rows = used_M - part[0].start
+                homes = used_M - start + first if band.vacant else homes
+            columns = tuple(slice(a - p.start, z - p.start) for (a, z), p in zip(spans, part[1:], strict=True))
+            yield Overlap(piece.part, homes, rows, columns, tuple(a - piece.first for a, _ in spans))
+
+
+def _copied(block: jax.Array, cells: Overlap, lines: Lines | None) -> np.ndarray:
+    """The values of cells, in memory of their own: no view is left of the buffer that the next step donates.
+
+    Args:
+      block: a part of a buffer, on its device.
+      cells: of it.
+      lines: layout of the buffer, if rows lie side by side in it.
+    """
+    if next(iter(block.devices())).platform == "cpu":
+        # A view that outlives this call would keep the next step from working in place.
+        return np.array(_rows(np.asarray(block), lines)[cells.index], order="C")
+    homes = cells.homes
+    if not isinstance(homes, range):  # those between are few
+        between = range(int(homes[0]), int(homes[-1]) + 1) if len(homes) else range(0)
+        return _copied(block, dataclasses.replace(cells, homes=between), lines)[np.asarray(homes) - between.start]
+    widths = [axis.stop - axis.start for axis in cells.columns]
+    if lines is not None:
+        return np.asarray(lines.read(block, homes)[:, cells.offset[0] : cells.offset[0] + widths[0]])
+    return np.asarray(jax.lax.dynamic_slice(block, (homes.start, *cells.offset), (len(homes), *widths)))
+
+
+def _rows(block: Any, lines: Lines | None) -> Any:
+    """A view of a part of a buffer as rows."""
+    return block if lines is None else lines.unpacked(block)
+
+
+def _memory(block: jax.Array) -> np.ndarray:
+    """The memory of a part on a CPU, to be written: of a part that nobody else uses, and only while that is so."""
+    block.block_until_ready()
+    if not block.nbytes:
+        return np.empty(block.shape, block.dtype)
+    memory: Any = (ctypes.c_char * block.nbytes).from_address(block.unsafe_buffer_pointer())
+    return np.frombuffer(memory, block.dtype).reshape(block.shape)

@@ -80,7 +80,6 @@ class Group(_InReplicas):
       exchange: precision in which rows and gradients travel; not used where all devices hold all rows.
       replicas: groups of N devices that each hold all of this; the batch is split over all of them.
       independent: True if each group of devices holds values of its own, and updates them by its own samples alone.
-      mapped: True if a row may lie anywhere in its part of the buffer: see `address.py`.
       atomics: True if a GPU may add gradients up by atomic operations, in any order: see `segment_sums.py`.
       ragged: True if ids and rows travel without padding, which takes a collective that CPUs do not have.
       row_pieces: S, in which the rows that a device fetches are gathered and sent, each in a collective of its own; 1
@@ -99,7 +98,6 @@ class Group(_InReplicas):
     exchange: Exchange = EXACT
     replicas: int = 1
     independent: bool = False
-    mapped: bool = False
     atomics: bool = False
     ragged: bool = False
     row_pieces: int = 1
@@ -250,6 +248,11 @@ class Group(_InReplicas):
     def shape(self, tail: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the whole array, all versions and parts, of rows with this tail: (W,), or () of one number."""
         return buffer_shape(self.lines, self.versions * self.parts * self.rows, tail)
+
+    def part_at(self, index: Any) -> int:
+        """The part of the buffers, version by version, that a shard with this index of the whole array is."""
+        rows = buffer_shape(self.lines, self.rows, (self.width,) * (len(index) - 1))[0]
+        return int(index[0].start or 0) // rows
 
     def slots(self) -> dict[str, SlotSpec]:
         """Returns the optimizer's slots for every row in one part of the buffer, by slot name."""

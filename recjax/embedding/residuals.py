@@ -103,7 +103,7 @@ class UpdateContext(NamedTuple):
       step: int32 [], steps done before this one.
       rate: [], the schedule's factor of the learning rate.
       seed: of the run; for the rounding of bfloat16 tables.
-      homes: of the slots of mapped groups, this device's parts.
+      homes: of the slots of caches, this device's parts.
       learning_rates: [], of the groups that are updated by another than their optimizer's own, by name.
     """
 

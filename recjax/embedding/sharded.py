@@ -145,12 +145,12 @@ class ShardedEmbeddings:
         Args:
           gradients: of the rows.
           scale: [], what these are multiplied with.
-          homes: of the slots of mapped groups.
+          homes: of the slots of caches.
         """
         found = {}
         for group in self.learning:
             sums = gradients[group.name].sums
-            if group.mapped:
+            if group.cached:
                 slots = exchange_of(group).touched_slots(gradients[group.name])
                 beyond = group.home_rows - group.rows
                 sums = sums[jnp.argsort(homes_of(slots, homes[group.name], beyond))]

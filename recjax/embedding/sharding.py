@@ -29,7 +29,6 @@ class Sharding(abc.ABC):
     spread: ClassVar[bool] = True  # whether devices differ in what they hold
     listed: ClassVar[bool] = True  # whether devices list the rows that they fetch
     updates_apart: ClassVar[bool] = True  # whether devices differ in the rows that they update
-    addressed: ClassVar[bool] = True  # whether rows may lie in other slots than their homes: see `address.py`
     devices: int
     hosts: int
 
@@ -212,7 +211,6 @@ class HotSharding(ReplicatedSharding):
 
     listed: ClassVar[bool] = False
     updates_apart: ClassVar[bool] = True
-    addressed: ClassVar[bool] = False
 
     @property
     def divided(self) -> tuple[str, ...]:

@@ -121,7 +121,7 @@ def with_caches(bound: BoundPlan, budget_bytes: int, item_bytes: int) -> BoundPl
                 f"({group.row_bytes(item_bytes):,} bytes). Raise it."
             )
     caches = {
-        g.name: dataclasses.replace(g, rows=sizes[g.name], homes=g.rows, mapped=True, lines=None) for g in becoming
+        g.name: dataclasses.replace(g, rows=sizes[g.name], homes=g.rows, lines=None) for g in becoming
     }
     return bound.with_groups(caches)
 

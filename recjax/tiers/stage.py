@@ -23,8 +23,7 @@ from jax.sharding import Mesh
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.routing.capacity import rung
 from recjax.embedding.routing.hierarchical import merge
-from recjax.embedding.routing.ordered import OrderedStage
-from recjax.embedding.routing.routed import RoutedBatch
+from recjax.embedding.routing.routed import OrderedStage, RoutedBatch
 from recjax.embedding.routing.sorting import distinct
 from recjax.errors import TrainingError
 from recjax.parallel import distributed

@@ -12,8 +12,7 @@ import numpy as np
 
 from recjax.embedding.bands import BoundSegment
 from recjax.embedding.buffers import GroupSlots, Tables
-from recjax.embedding.cells import Overlap, overlaps
-from recjax.embedding.collection import Saved, export_segment, outside
+from recjax.embedding.collection import Overlap, Saved, export_segment, outside, overlaps
 from recjax.embedding.layout import BoundPlan
 from recjax.errors import ConfigError
 from recjax.parallel import distributed
@@ -76,7 +75,7 @@ def _export(segments: CachedTable, name: str, hot: Sequence[Any]) -> LazyArray:
     def read(part: Index) -> np.ndarray:
         out = np.empty([axis.stop - axis.start for axis in part], dtype)
         for rows, segment in segments:
-            for piece in overlaps(rows.group, segment, part):
+            for piece in overlaps(rows.group.pieces(segment), segment.band, part):
                 if len(part) == 1 and (segment.first or rows.group.place(piece.part)[1]):
                     continue  # the first columns have all of it, and the others the same
                 values = rows.values(piece.part, _homes(piece.homes), name).view(dtype)
@@ -120,7 +119,7 @@ def _import(segments: CachedTable, arrays: dict[str, LazyArray], some: slice) ->
     changed_M = np.zeros(some.stop - some.start, bool)
     pieces: list[tuple[GroupRows, Overlap, np.ndarray]] = []
     for rows, segment in segments:
-        for piece in overlaps(rows.group, segment, (some, slice(0, spec.dim))):
+        for piece in overlaps(rows.group.pieces(segment), segment.band, (some, slice(0, spec.dim))):
             arrays_K = {}
             for name, _, dtype, tail in rows.cached.fields:
                 columns = piece.columns[: len(tail)]

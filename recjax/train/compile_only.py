@@ -93,7 +93,7 @@ def _without_samples(trainer: Trainer, capacities: dict[str, int], on_host: bool
     batch = Batch(np.zeros((0, len(schema.dense)), np.float32), bags, labels, labels, label_lengths=lengths)
     if on_host:
         routed = host.route_on_host(batch, bound, train.batch_size, train.accumulate, share)
-        slots = {group.name: np.empty(0, np.int32) for group in bound.groups if group.mapped}
+        slots = {group.name: np.empty(0, np.int32) for group in bound.groups if group.cached}
         routing = host.pack(dataclasses.replace(routed, slots=slots), bound, capacities, trainer.dtype)
         laid_out = pad(routed, routing, trainer.router)
     else:

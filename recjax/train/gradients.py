@@ -82,7 +82,7 @@ def clip_by_global_norm(
       scale: [], what turns those into means.
       loss: [], the mean over the batch. The sum of squares starts from 0 times it, which ties the norm to the
         all-reduce that the loss came with.
-      homes: of the slots of mapped groups.
+      homes: of the slots of caches.
 
     Returns:
       dense gradients, clipped; `scale` times the factor of clipping; and {"bad_norm": int32 [], whether the norm is

@@ -20,13 +20,12 @@ from recjax.data.batch import Batch
 from recjax.data.batch_checks import validate
 from recjax.data.pipeline import batches, shares
 from recjax.data.source import BlockSource, between, require_rows
-from recjax.embedding.address import Maps
 from recjax.embedding.dynamic.tables import dynamic_tables
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing import capacity, device
 from recjax.embedding.routing.capacity import CapacityLadder, Kinds
 from recjax.embedding.routing.host import deal_rows, samples_of
-from recjax.embedding.routing.ordered import OrderedStage, SlotLookup
+from recjax.embedding.routing.routed import OrderedStage
 from recjax.errors import ConfigError
 from recjax.parallel import watchdog
 from recjax.parallel.mesh import Share
@@ -243,7 +242,6 @@ class InputStreams:
     mesh: Mesh
     bound: BoundPlan
     dtype: Any
-    maps: Maps | None
     chosen: Answer | None
     options: Any
     resident: ResidentRows | None
@@ -464,8 +462,7 @@ class InputStreams:
         """Returns new ordered stages for an input stream; `host` as for `train_inputs`."""
         if (tier := self.require_host(host).tier) is not None:
             return (CacheStage(self.bound, tier, self.config.tier.look_ahead),)
-        mapped = any(group.mapped for group in self.bound.groups)
-        return (SlotLookup(self.bound, self.maps),) if mapped else ()
+        return ()
 
     def reading_stages(self, host: HostState = EMPTY) -> tuple[OrderedStage, ...]:
         """The same for a stream of predictions."""

@@ -501,7 +501,6 @@ def choose(
     Raises:
       ConfigError: the devices are to route, but the host alone knows where rows are, or they change places.
     """
-    staged = staged or any(group.mapped for group in bound.groups)
     choice: str = config.train.routing
     if choice == "auto" and not staged:
         choice = planned

@@ -12,7 +12,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from recjax.embedding.address import Homes, Maps
+from recjax.embedding.address import Homes
 from recjax.embedding.buffers import GroupSlots, Tables, initialise, place_homes
 from recjax.embedding.collection import export_tables, import_tables, mean_tables
 from recjax.embedding.dynamic.tables import DynamicTables
@@ -73,7 +73,7 @@ class TrainState:
       opt: state of their optax optimizer, likewise.
       tables: group buffers, see `recjax.embedding.buffers`.
       slots: their sparse optimizer slots.
-      homes: of mapped groups, which row each slot of the buffer holds: see `recjax.embedding.address`.
+      homes: of caches, which row each slot of the buffer holds: see `recjax.embedding.address`.
       module: what the module holds beside its parameters, the same on all devices.
       late: dense gradients that the devices have still to add up, a `recjax.train.late.Late`; {} where none are.
       rates: [1 + G], the learning rates of the dense part and of the groups (`step.rated`), so that one program serves
@@ -106,23 +106,21 @@ def create(
     seed: int,
     dtype: Any,
     held: Dense = REPLICATED,
-    maps: Maps | None = None,
     apart: bool = False,
     late: bool = False,
 ) -> TrainState:
     """The state before the first step.
 
-    `dtype` is that of parameters and tables, float32 or float64; `maps` say where the rows of mapped groups lie;
-    `apart` is as for `initialise`, `late` as in the step's options.
+    `dtype` is that of parameters and tables, float32 or float64; `apart` is as for `initialise`, `late` as in the
+    step's options.
     """
-    homes = place_homes(bound, mesh, maps)
-    tables, slots = initialise(bound, mesh, seed, dtype, homes, apart)
+    tables, slots = initialise(bound, mesh, seed, dtype, apart)
     dense, opt, module = _dense_part(model, tx, dtype)
     sums: Any = {}
     if late:
         nothing = _nothing(dense)
         sums = late_sums.hold(nothing.grads, nothing.weight, mesh)
-    return _assemble(0, dense, opt, module, tables, slots, homes, mesh, held, sums)
+    return _assemble(0, dense, opt, module, tables, slots, place_homes(bound, mesh), mesh, held, sums)
 
 
 def _nothing(dense: Any) -> Late:
@@ -186,7 +184,7 @@ def export(state: TrainState, bound: BoundPlan, held: Dense = REPLICATED) -> dic
     """
     dense, opt = held.whole(state.dense, state.opt)
     versions = {
-        str(v): export_tables(bound, state.tables, state.slots, v, state.homes)
+        str(v): export_tables(bound, state.tables, state.slots, v)
         for v in range(bound.replicas if bound.independent else 1)
     }
     return {
@@ -218,7 +216,6 @@ def from_host(
     tx: optax.GradientTransformation,
     dtype: Any,
     held: Dense = REPLICATED,
-    maps: Maps | None = None,
     late: bool = False,
 ) -> TrainState:
     """The inverse of `export`, onto any mesh and plan.
@@ -234,17 +231,16 @@ def from_host(
       tx: optimizer of the dense part.
       dtype: of parameters and tables.
       held: how the dense part will be held.
-      maps: where the rows of mapped groups will lie.
       late: whether gradients are late.
 
     Raises:
       TrainingError: an array is missing or has another shape or dtype.
     """
-    apart, homes = saved.get("replicas", {}), place_homes(bound, mesh, maps)
+    apart = saved.get("replicas", {})
     if bound.independent and len(apart) == bound.replicas:
-        tables, slots = import_tables(bound, mesh, [apart[str(v)] for v in range(bound.replicas)], dtype, homes)
+        tables, slots = import_tables(bound, mesh, [apart[str(v)] for v in range(bound.replicas)], dtype)
     else:
-        tables, slots = import_tables(bound, mesh, one_version(saved)["tables"], dtype, homes)
+        tables, slots = import_tables(bound, mesh, one_version(saved)["tables"], dtype)
     dense, opt, module = _dense_form(model, tx, dtype)
     dense = _fill(dense, saved["dense"], "dense parameter")
     opt = _fill(opt, saved.get("opt", {}), "optimizer state")
@@ -253,7 +249,7 @@ def from_host(
     if late:
         found = _fill(_nothing(dense), saved.get("late", {}), "late gradients")
         sums = late_sums.hold(found.grads, found.weight, mesh)
-    return _assemble(done, dense, opt, module, tables, slots, homes, mesh, held, sums)
+    return _assemble(done, dense, opt, module, tables, slots, place_homes(bound, mesh), mesh, held, sums)
 
 
 def _named_leaves(tree: Any) -> dict[str, np.ndarray]:

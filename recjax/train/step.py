@@ -489,7 +489,7 @@ def state_specs(bound: BoundPlan, dense: Dense = REPLICATED, late: bool = False)
     """
     embeddings: Any = ShardedEmbeddings(bound)
     specs = embeddings.partition_specs()
-    homes: Any = {group.name: specs[group.name] for group in bound.groups if group.mapped}
+    homes: Any = {group.name: specs[group.name] for group in bound.cached}
     sums: Any = P(BATCH_AXES) if late else {}
     dense_specs, opt_specs = dense.specs()
     return TrainState(

@@ -21,7 +21,6 @@ from recjax.config.train import DenseRule
 from recjax.data.batch import Batch
 from recjax.data.source import BlockSource
 from recjax.embedding import replica_groups
-from recjax.embedding.address import Maps
 from recjax.embedding.bind import in_lines
 from recjax.embedding.dynamic.tables import DYNAMIC, DynamicTables, dynamic_tables, require_possible
 from recjax.embedding.layout import BoundPlan
@@ -78,7 +77,6 @@ class Trainer(InputStreams):
       dtype: of parameters and tables.
       dense: how the dense part is held.
       options: of the training step.
-      maps: where the rows of mapped groups lie; None: each in the slot of its home (see `recjax.embedding.address`).
       tasks: what it learns of several labels, or of one otherwise than by log loss; (): the one binary label.
       chosen: what a planner has chosen for it, if one has; see `recjax.train.planned`.
       products: who computes those of dense layers, if `train.products` chooses.
@@ -95,7 +93,6 @@ class Trainer(InputStreams):
     dtype: Any
     dense: Dense
     options: StepOptions
-    maps: Maps | None = None
     tasks: Tasks = ()
     chosen: Answer | None = None
     products: Products | None = None
@@ -121,7 +118,6 @@ class Trainer(InputStreams):
             self.config.seed,
             self.dtype,
             held=self.dense,
-            maps=self.maps,
             apart=self.config.train.replica_init == "own",
             late=self.options.late,
         )
@@ -157,7 +153,6 @@ class Trainer(InputStreams):
             self.tx,
             self.dtype,
             held=self.dense,
-            maps=self.maps,
             late=self.options.late,
         )
         now = self._cleared(host)

@@ -1,10 +1,9 @@
-"""Homes and slots: the way from a row to its home and back, and maps of slots."""
+"""Homes and slots: the way from a row to its home and back, and from slots to homes."""
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from recjax.embedding.address import SlotMap, homes_of, identity, locator, make_homes
+from recjax.embedding.address import homes_of, locator
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan
@@ -39,23 +38,8 @@ def test_every_home_leads_back_to_the_row_that_has_it():
     assert {row for segment, row in found if segment == 0} == set(HOT.ids)
 
 
-def test_a_map_of_slots_and_its_inverse():
-    bound = bind(PLAN, TABLES, FEATURES, 3, mapped=True)
-    (group,) = bound.groups
-    R = group.rows
-    turned = SlotMap(np.stack([(np.arange(R, dtype=np.int32) + k) % R for k in (1, 2, 3)]))
-    homes = make_homes(bound, {group.name: turned})[group.name]
-    for owner in range(3):
-        of_owner = homes[owner * R : (owner + 1) * R]
-        assert of_owner[turned.slots_OxR[owner]].tolist() == list(range(R))
-        slots = jnp.asarray([0, R - 1, R, R + 5], jnp.int32)
-        assert homes_of(slots, jnp.asarray(of_owner)).tolist() == [of_owner[0], of_owner[R - 1], R, R + 5]
+def test_slots_beyond_a_part_have_homes_beyond_it():
+    homes, slots = jnp.asarray([7, 3, -1], jnp.int32), jnp.asarray([0, 2, 3, 8], jnp.int32)
+    assert homes_of(slots, homes).tolist() == [7, -1, 3, 8]
+    assert homes_of(slots, homes, beyond=10).tolist() == [7, -1, 13, 18]
     assert homes_of(slots, None) is slots
-    assert make_homes(bound, None)[group.name].tolist() == list(range(R)) * 3
-    assert identity(bind(PLAN, TABLES, FEATURES, 3)) == {}
-
-
-@pytest.mark.parametrize("slots", [[[0, 1, 1]], [[0, 1, 3]], [[0, 1, 2], [1, 2, -1]]])
-def test_maps_in_which_a_row_would_be_lost_are_refused(slots):
-    with pytest.raises(ValueError, match="share a slot, or a slot lies beyond the buffer"):
-        SlotMap(np.array(slots, np.int32))

@@ -127,7 +127,7 @@ def ends(problem: Problem, trainer: Trainer, start: TrainState | None = None, st
 def with_rows(problem: Problem, devices: int, share: float, plan: str | Plan = "row_wise", **host: Any) -> Trainer:
     """A trainer of which each cache holds a share of its rows, and at least as few as two batches ask for."""
     trainer = trainer_of(problem, devices, plan)
-    whole = {g.name: dataclasses.replace(g, homes=g.rows, mapped=True) for g in trainer.bound.groups if g.spread}
+    whole = {g.name: dataclasses.replace(g, homes=g.rows) for g in trainer.bound.groups if g.spread}
     bound, rows = trainer.bound.with_groups(whole), {}
     homes = [homes_by_owner(bound, trainer.route(batch, B).routed) for batch in problem.batches]
     for name, group in whole.items():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recjax.embedding.routing.ordered import OrderedStage
+from recjax.embedding.routing.routed import OrderedStage
 from recjax.train.inputs import InputStream
 from recjax.train.routers import InFlight
 

@@ -320,10 +320,7 @@ class GroupExchange(abc.ABC):
         As `coalesce` takes them.
         """
         slots, further = residuals.slots_NxC, residuals.further
-        # Without dedup a list may hold a slot twice; the slots of a mapped group may come in any order, unless it is a
-        # cache.
-        ascending = self.group.dedup and (self.group.cached or not self.group.mapped)
-        lists = len(slots) if ascending else slots.size  # of one entry each
+        lists = len(slots) if self.group.dedup else slots.size  # of one entry each, since a list may hold a slot twice
         slots_M, arrived = slots.reshape(-1), arrived.reshape(-1, self.group.width)
         if further is None:
             return slots_M, arrived, lists

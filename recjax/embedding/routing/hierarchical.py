@@ -37,7 +37,7 @@ class Merged:
       keys_M: sorted distinct keys (host, bucket, home); see `Group.destination`.
       index_U: for each key of a device (see `route.RoutedBatch`) the index into `keys_M`, int32.
       counts: how many there are of each (host, bucket).
-      slots_M: of a mapped group, the slot that each key's home has in this step: see `address.py`.
+      slots_M: of a cache, the slot that each key's home has in this step: see `address.py`.
     """
 
     hosts: int

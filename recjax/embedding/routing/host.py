@@ -228,7 +228,7 @@ def pack(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtyp
             slots, inside = lay_out(group, routed.merged[group.name], list_U, rank_U, C, across)
         else:
             slots = np.full((N * lists, C), group.rows, np.int32)
-            slots[list_U, rank_U] = routed.slots[group.name] if group.mapped else keys_U % group.rows
+            slots[list_U, rank_U] = routed.slots[group.name] if group.cached else keys_U % group.rows
             slots = slots.reshape(N, lists, C)
         groups[group.name] = dataclasses.replace(
             true_counts(group, routed),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -108,7 +109,7 @@ class RoutedBatch:
     counts: dict[str, np.ndarray]  # group name -> how many keys each list of each device has, [N * lists]
     inverse: dict[str, np.ndarray]  # name of a source -> index of each id into its group's keys; or see `find_hot`
     merged: dict[str, Merged]  # name of a group that travels in two steps -> its keys by host
-    # Name of a mapped group -> the slot that each key's home has in this step: see `address.py`.
+    # Name of a cache -> the slot that each key's home has in this step: see `address.py`.
     slots: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     pooled: dict[str, Found] = dataclasses.field(default_factory=dict)  # name of an exchange -> ids of its streams
     touched: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # see `GroupRouting.touched_NxR`
@@ -116,3 +117,35 @@ class RoutedBatch:
     # Name of a cache -> of each owner the distinct homes that the whole batch names; {}: these samples are all of it.
     named: Mapping[str, Sequence[np.ndarray]] = dataclasses.field(default_factory=dict)
     admission: Any = None  # what caches need before its step: see `recjax.tiers.stage`
+
+
+class OrderedStage(abc.ABC):
+    """A stage that routed batches pass in their order, one after the other, between routing and packing.
+
+    Routing is a pure function of a batch, so that worker threads run ahead with it. Whatever has a state, as a cache
+    has, is a stage of the input stream: one thread calls it for each batch in turn, and shows it the batches that
+    follow. A run that goes on from a `state_dict` gives the same batches.
+
+    Attributes:
+      look_ahead: L, how many of the next batches `advance` gets to see; fewer at the end of the data.
+      depth: batches that pass it before their step's turn, so that what it has begun for them is done by then.
+    """
+
+    look_ahead: int
+    depth: int
+
+    @abc.abstractmethod
+    def advance(self, routed: RoutedBatch, upcoming: Sequence[RoutedBatch]) -> RoutedBatch:
+        """Returns the batch as the step shall get it, and moves on.
+
+        Args:
+          routed: the next batch; a stage before this one may have changed it.
+          upcoming: up to L batches that follow, as they were routed.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state after the last `advance`: JSON values that nobody changes; by default there is none."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 (by default there is nothing to do)
+        """Goes on where the stage that gave this `state_dict` was."""

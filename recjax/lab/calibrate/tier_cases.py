@@ -69,7 +69,7 @@ class _Cached:
     def __init__(self, mesh: Mesh, D: int, rows: int, cached: int) -> None:
         self.bound = _bound(D, rows, cached)
         homes = place_homes(self.bound, mesh)
-        tables, slots = initialise(self.bound, mesh, 0, np.float32, homes)
+        tables, slots = initialise(self.bound, mesh, 0, np.float32)
         self.state = _State(tables, slots, homes)
         self.tier = Tier(HostRows(self.bound, mesh, 0, np.float32))
         self.stage = CacheStage(self.bound, self.tier, 1)
@@ -112,7 +112,7 @@ def _programs(mesh: Mesh, rows: int, D: int) -> Run:
     bound = _bound(D, 8 * rows, 4 * rows)
     ((name, cached),) = cached_groups(bound, np.float32).items()
     homes = place_homes(bound, mesh)[name]
-    tables, slots = initialise(bound, mesh, 0, np.float32, {name: homes})
+    tables, slots = initialise(bound, mesh, 0, np.float32)
     mover, buffers = Mover(cached, mesh), {ROWS: tables[name], **slots[name]}
     at_K = np.random.default_rng(0).permutation(cached.group.rows)[:rows].astype(np.int32)
     new = np.zeros((rows, cached.record_bytes), np.uint8)
