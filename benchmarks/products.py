@@ -18,7 +18,7 @@ import numpy as np
 from recjax import load
 from recjax.lab.bench.machine_load import Others
 from recjax.lab.bench.timing import Ours, Round, spread
-from recjax.models.products import onednn_there
+from recjax.models.dense import onednn_there
 from recjax.train.build import build_trainer
 from recjax.train.products import in_words
 from recjax.train.run.summary import versions

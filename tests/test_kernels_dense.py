@@ -20,9 +20,8 @@ from support.kernels import BF16, F32, check_sums
 from support.problems import mesh_of
 
 from recjax import kernels
-from recjax.models.dense import dense
+from recjax.models.dense import LayerShape, Products, Way, Ways, dense
 from recjax.models.layers import Linear
-from recjax.models.products import LayerShape, Products, Way, Ways
 from recjax.parallel.mesh import MODEL_AXES
 
 needs_them = pytest.mark.skipif(not kernels.installed(), reason="not installed: pip install ./kernels")

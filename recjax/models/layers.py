@@ -20,8 +20,7 @@ from recjax import kernels
 from recjax.embedding.optim import SparseOptimizer
 from recjax.errors import ConfigError
 from recjax.gpu_kernels import interaction
-from recjax.models.dense import Precision, Rounding, dense, full_precision, rounding
-from recjax.models.products import Products
+from recjax.models.dense import Precision, Products, Rounding, dense, full_precision, rounding
 from recjax.models.stateful import BatchNorm, Dropout, check_rate
 
 _SIZES = (256, 4096, 65536)  # of a draw, at the least; a larger one is of the next power of two

@@ -16,7 +16,7 @@ import jax
 
 from recjax import kernels
 from recjax.errors import ConfigError
-from recjax.models.products import PRODUCTS, LayerShape, Products, Way, Ways
+from recjax.models.dense import PRODUCTS, LayerShape, Products, Way, Ways
 from recjax.utils import processor, strict_json
 from recjax.utils.files import write_json
 from recjax.utils.paths import expanded

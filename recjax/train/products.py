@@ -20,8 +20,8 @@ from jax.sharding import Mesh
 from recjax import kernels
 from recjax.config.run import RunConfig
 from recjax.errors import ConfigError
+from recjax.models.dense import PRODUCTS, LayerShape, Products, Way, Ways, onednn_there
 from recjax.models.layers import Linear
-from recjax.models.products import PRODUCTS, LayerShape, Products, Way, Ways, onednn_there
 from recjax.parallel import distributed
 from recjax.planning import product_table
 from recjax.utils.files import write_json

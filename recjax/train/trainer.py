@@ -29,9 +29,8 @@ from recjax.embedding.plan import Plan
 from recjax.embedding.routing import device
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
-from recjax.models.dense import PRECISIONS, Precision
+from recjax.models.dense import PRECISIONS, Precision, Products, compiler_options
 from recjax.models.layers import products_in
-from recjax.models.products import Products, compiler_options
 from recjax.parallel import watchdog
 from recjax.parallel.malloc import return_memory
 from recjax.parallel.mesh import AXES, own, put, replicated

@@ -7,7 +7,7 @@ import pytest
 from support.products import times, write_table
 
 from recjax.errors import ConfigError
-from recjax.models.products import BY_KERNELS, BY_XLA, LayerShape, Products, Ways
+from recjax.models.dense import BY_KERNELS, BY_XLA, LayerShape, Products, Ways
 from recjax.planning.product_table import Table, choose, far, parse, read
 
 WIDE, NARROW = LayerShape(4096, 1024, 1024, "float32"), LayerShape(4096, 16, 1, "float32")

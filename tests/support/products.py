@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from recjax.models.products import PRODUCTS, LayerShape
+from recjax.models.dense import PRODUCTS, LayerShape
 from recjax.planning.product_table import Table, Times, this_machine, write
 
 

@@ -12,8 +12,8 @@ from support.products import times, write_table
 import recjax
 from recjax import kernels
 from recjax.errors import ConfigError
+from recjax.models.dense import LayerShape, onednn_there
 from recjax.models.layers import Linear
-from recjax.models.products import LayerShape, onednn_there
 from recjax.train.build import build_trainer
 from recjax.train.products import layer_shapes, set_products
 

@@ -22,8 +22,17 @@ import numpy as np
 from recjax import kernels
 from recjax.config.run import RunConfig
 from recjax.errors import ConfigError
-from recjax.models.dense import Precision, forward_by, into_input_by, into_kernel_by
-from recjax.models.products import PRODUCTS, LayerShape, Products, Way, onednn_there
+from recjax.models.dense import (
+    PRODUCTS,
+    LayerShape,
+    Precision,
+    Products,
+    Way,
+    forward_by,
+    into_input_by,
+    into_kernel_by,
+    onednn_there,
+)
 from recjax.planning.product_table import Table, choose, read, this_machine, write
 from recjax.train.build import build_trainer
 from recjax.train.products import layer_shapes
