@@ -40,11 +40,6 @@ class _Begun(NamedTuple):
     largest: jax.Array
 
 
-def never() -> int:
-    """For a pass that nobody asks to stop or to save."""
-    return 0
-
-
 class StopRequested(Exception):
     """A pass over data was broken off, in all processes at the same batch, for one of them has been asked to stop.
 
@@ -58,9 +53,9 @@ class StopRequested(Exception):
 
 
 def synchronize_batches(
-    stream: Iterator[InFlight], mesh: Mesh, stop: Callable[[], int] = never, save: Callable[[], int] = never
+    stream: Iterator[InFlight], mesh: Mesh, stop: Callable[[], int], save: Callable[[], int]
 ) -> Iterator[InFlight]:
-    """Gives each batch the largest required capacities of all processes, and `stop` and `save` of any.
+    """Gives each batch the largest required capacities of several processes, and `stop` and `save` of any.
 
     Args:
       stream: this process's; every process's is equally long.
@@ -68,11 +63,6 @@ def synchronize_batches(
       stop: the signal that has asked this process to stop, or 0.
       save: whether this process wants a checkpoint.
     """
-    if jax.process_count() == 1:
-        for batch in stream:
-            asked, due = stop(), bool(save())
-            yield dataclasses.replace(batch, stop=asked, save=due) if asked or due else batch
-        return
     largest, count = _largest(mesh), Share.of(mesh).count
 
     def begin(batch: InFlight) -> _Begun:

@@ -11,10 +11,11 @@ from recjax.config.train import TrainConfig
 from recjax.parallel import distributed, watchdog
 from recjax.tiers.changes import Changes
 from recjax.train import evaluation
-from recjax.train.agreement import StopRequested, never
+from recjax.train.agreement import StopRequested
 from recjax.train.checkpoint.array_store import size_bytes
 from recjax.train.checkpoint.chain import Chain
 from recjax.train.checkpoint.checkpoints import Checkpoints
+from recjax.train.inputs import never
 from recjax.train.progress import TrainProgress, describe
 from recjax.train.state import TrainState
 from recjax.train.step_log import StepLog

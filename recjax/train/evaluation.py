@@ -28,7 +28,8 @@ from recjax.errors import ConfigError
 from recjax.parallel import watchdog
 from recjax.settings import items
 from recjax.settings.values import check_ranges
-from recjax.train.agreement import gather, never
+from recjax.train.agreement import gather
+from recjax.train.inputs import never
 from recjax.train.metrics import calibration, drift
 from recjax.train.metrics.binned import BINS, SLICE_BINS, Binned, Exact
 from recjax.train.metrics.by_task import ByTask

@@ -17,8 +17,7 @@ from recjax.errors import ConfigError
 from recjax.parallel import watchdog
 from recjax.planning.hot import first_batches, of_equal_sizes
 from recjax.train import preflight
-from recjax.train.agreement import never
-from recjax.train.inputs import InputStream
+from recjax.train.inputs import InputStream, never
 from recjax.train.state import TrainState
 from recjax.train.trainer import Trainer
 

@@ -34,11 +34,16 @@ from recjax.planning.question import Answer
 from recjax.tiers.caches import read_through
 from recjax.tiers.stage import CacheStage, ReadStage
 from recjax.train import routers
-from recjax.train.agreement import never, synchronize_batches
+from recjax.train.agreement import synchronize_batches
 from recjax.train.named_rows import gather_named, list_named
 from recjax.train.routers import DeviceRouter, InFlight, PackedBatches, ResidentRows, Router, StepInputs
 from recjax.train.state import EMPTY, HostState
 from recjax.train.two_sided import ItemKeys, item_keys
+
+
+def never() -> int:
+    """For a pass that nobody asks to stop or to save."""
+    return 0
 
 
 class InputStream:
@@ -390,7 +395,9 @@ class InputStreams:
         host: HostState = EMPTY,
     ) -> Iterator[InFlight]:
         """Gives this process's batches what all processes know of them."""
-        stream = synchronize_batches(self._sized(routed), self.mesh, stop, save)
+        stream = self._sized(routed)
+        several = jax.process_count() > 1
+        stream = synchronize_batches(stream, self.mesh, stop, save) if several else _signalled(stream, stop, save)
         return stream if self.require_host(host).tier is None else gather_named(stream, self.bound, self.mesh)
 
     def _sized(self, routed: Iterator[InFlight]) -> Iterator[InFlight]:
@@ -504,6 +511,13 @@ class InputStreams:
     def total_steps(self) -> int:
         """Steps of a whole run: `train.steps`, or as many as `train.epochs` hold."""
         return self.config.train.steps or self.config.train.epochs * self.steps_per_epoch
+
+
+def _signalled(stream: Iterator[InFlight], stop: Callable[[], int], save: Callable[[], int]) -> Iterator[InFlight]:
+    """Gives each batch what this process, which is the only one, is asked for."""
+    for batch in stream:
+        number, due = stop(), bool(save())
+        yield dataclasses.replace(batch, stop=number, save=due) if number or due else batch
 
 
 def eval_shares(source: BlockSource, split: str, mesh: Mesh) -> list[tuple[range, Share]]:

@@ -17,11 +17,10 @@ import jax
 
 from recjax.errors import ConfigError
 from recjax.parallel import watchdog
-from recjax.train.agreement import never
 from recjax.train.callbacks import Callback, Due, Event
 from recjax.train.compile_only import abstract_batches
 from recjax.train.hot_periods import HotPeriods
-from recjax.train.inputs import InputStream
+from recjax.train.inputs import InputStream, never
 from recjax.train.progress import TrainProgress
 from recjax.train.state import TrainState
 from recjax.train.step_log import StepLog, StepsUnderWay, steps_of_next_call, steps_per_call, trained_on

@@ -11,7 +11,8 @@ from recjax.data.batch import Batch
 from recjax.data.source import between, require_rows, take
 from recjax.embedding.routing.host import local_samples
 from recjax.parallel import watchdog
-from recjax.train.agreement import StopRequested, never
+from recjax.train.agreement import StopRequested
+from recjax.train.inputs import never
 from recjax.train.known_pairs import Known, Lists
 from recjax.train.metrics.ranking import Ranking
 from recjax.train.state import TrainState
