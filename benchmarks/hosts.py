@@ -23,7 +23,7 @@ from recjax.data.pipeline import batches
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import ACROSS, BoundPlan
 from recjax.embedding.plan import make_plan
-from recjax.embedding.routing import capacity, host
+from recjax.embedding.routing import capacity
 from recjax.embedding.routing.host import route_on_host
 from recjax.embedding.routing.routed import RoutedBatch
 from recjax.train.table_specs import specs
@@ -35,7 +35,7 @@ def crossing(counted: RoutedBatch, bound: BoundPlan, hosts: int) -> tuple[int, i
     capacities = capacity.grow({}, counted.required_capacities)
     useful = padded = 0
     for group in bound.groups:
-        counts_NxO = host.true_counts(group, counted).counts_NxO
+        counts_NxO = counted.true_counts(group.name).counts_NxO
         per_host, owners = group.devices // hosts, counts_NxO.shape[1]
         host_N, host_O = np.arange(group.devices) // per_host, np.arange(owners) // (owners // hosts)
         away_NxO = host_N[:, None] != host_O

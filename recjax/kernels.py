@@ -91,7 +91,7 @@ def available_on_gpu(dtype: DTypeLike, width: int, size: int) -> bool:
 
 
 def distinct(keys_L: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Like `recjax.embedding.routing.sorting.distinct`; None if the kernels are not to be had. Starts no back end."""
+    """Like `recjax.embedding.routing.keys.distinct`; None if the kernels are not to be had. Starts no back end."""
     if _off or not installed():
         return None
     import recjax_kernels

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from recjax.embedding.bands import Band, BoundSegment
-from recjax.embedding.exchange.kinds import exchange_of
+from recjax.embedding.exchange.base import GroupExchange
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.residuals import SparseGradient
-from recjax.embedding.row_order import RowOrder, Split
+from recjax.embedding.row_order import Band, RowOrder, Split
+from recjax.embedding.sharding import BoundSegment
 from recjax.parallel.mesh import BATCH_AXES
 
 
@@ -76,10 +76,10 @@ class AllRows:
         positions_K = np.sort(RowOrder(rows).position(np.array(self.absent, np.int64)))
         return Band(rows, tuple(positions_K.tolist()), inverted=True)
 
-    def read(self, tables: dict[str, jax.Array]) -> jax.Array:
-        """The rows of this device's share, [c, D], zeros where there is none; from its parts of all buffers."""
+    def read(self, exchange: GroupExchange, table_RxW: jax.Array) -> jax.Array:
+        """The rows of this device's share, [c, D], zeros where there is none; `exchange` is that of the group."""
         slots_c, _ = self.share()
-        rows_cxD = exchange_of(self.group).gather_local(tables[self.group.name], slots_c, False)
+        rows_cxD = exchange.gather_local(table_RxW, slots_c, False)
         return rows_cxD.astype(jnp.float32) if rows_cxD.dtype == jnp.bfloat16 else rows_cxD
 
     def gradient(self, grads_cxD: jax.Array) -> dict[str, SparseGradient]:

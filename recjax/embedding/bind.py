@@ -9,22 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from recjax.embedding.bands import Band, BoundSegment, Fetched, Lookup, Pool, Source, bands
-from recjax.embedding.exchange.kinds import EXCHANGES
-from recjax.embedding.layout import ACROSS, IDS, ROWS, SUMMED, BoundPlan, Group, PooledExchange, Stream
+from recjax.embedding.layout import ACROSS, IDS, ROWS, SUMMED, BoundPlan, Fetched, Group, Lookup, Pool
 from recjax.embedding.lines import LANES, Lines
 from recjax.embedding.plan import Plan, check_plan
-from recjax.embedding.row_order import Split
-from recjax.embedding.segment import COPIED, EXACT, OWNED, Exchange, Segment
+from recjax.embedding.row_order import Band, RowOrder, Split
+from recjax.embedding.segment import COPIED, EXACT, HOT_PLACEMENTS, OWNED, Exchange, RowIds, Segment
+from recjax.embedding.sharded import EXCHANGES
 from recjax.embedding.sharding import (
+    BoundSegment,
     ColumnSharding,
     GridSharding,
     HotPerHostSharding,
     HotSharding,
     RowSharding,
     Sharding,
+    Source,
 )
 from recjax.embedding.spec import MAX_ROWS, FeatureSpec, TableSpec, by_table, check_specs
+from recjax.embedding.streams import PooledExchange, Stream
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import per_host
 
@@ -140,16 +142,14 @@ def in_lines(bound: BoundPlan) -> BoundPlan:
     As they are stay: buffers of whole lines; replicated, hot and cached ones, and those of independent replica groups,
     which other programs read and write; and those whose optimizer passes over every row.
     """
-
-    def made(group: Group) -> Group:
-        if group.width % LANES == 0 or not group.spread or not group.listed or group.cached or group.independent:
-            return group
-        if group.optimizer.every_row:
-            return group
-        lines = Lines(group.width)
-        return dataclasses.replace(group, lines=lines, rows=-(-group.rows // lines.rows) * lines.rows)
-
-    return bound.with_groups({group.name: made(group) for group in bound.groups})
+    groups = {}
+    for group in bound.groups:
+        fixed = not group.spread or not group.listed or group.cached or group.independent or group.optimizer.every_row
+        if group.width % LANES and not fixed:
+            lines = Lines(group.width)
+            rows = -(-group.rows // lines.rows) * lines.rows
+            groups[group.name] = dataclasses.replace(group, lines=lines, rows=rows)
+    return bound.with_groups(groups)
 
 
 def with_owners(plan: Plan, bound: BoundPlan) -> Plan:
@@ -202,6 +202,25 @@ def _parts(table: TableSpec, segments: tuple[Segment, ...], devices: int) -> lis
     return found
 
 
+def bands(segments: Sequence[Segment], spec: TableSpec) -> tuple[Band, ...]:
+    """The rows of each of a table's segments, which must have passed `check_plan`. Equal selectors give equal bands.
+
+    Where all sets of rows are hot, the rest leaves their places vacant, so that other rows can become hot.
+    """
+    order = RowOrder(spec.rows)
+
+    def positions(ids: set[int]) -> tuple[int, ...]:
+        return tuple(np.sort(order.position(np.fromiter(ids, np.int64, len(ids)))).tolist())
+
+    sets = {s.rows.ids for s in segments if isinstance(s.rows, RowIds)}
+    chosen = {ids: Band(spec.rows, positions(set(ids))) for ids in sets}
+    named = {id for ids in sets for id in ids}
+    vacant = all(s.placement in HOT_PLACEMENTS for s in segments if isinstance(s.rows, RowIds))
+    rest = Band(spec.rows, positions(named), inverted=True, vacant=vacant) if named else Band(spec.rows)
+    alike = {"all": Band(spec.rows), "rest": rest}
+    return tuple(alike[s.rows] if isinstance(s.rows, str) else chosen[s.rows.ids] for s in segments)
+
+
 def _key(part: _Part) -> tuple[str, int, int]:
     return part.spec.name, part.number, part.first
 
@@ -237,19 +256,12 @@ def _streams(group: Group, sources: Sequence[Source]) -> tuple[Stream, ...]:
     """The streams of a group, from what its pooled features look up."""
     found = []
     for source in sources:
-        owners = sorted({owner for segment in source.segments for owner in _holders(group, segment)})
+        owners = sorted({owner for segment in source.segments for owner in group.holders(segment)})
         counted = source.feature.bag is None or len(owners) > 1 or not source.whole
         host = owners[0] // group.per_host
         own = list(range(host * group.per_host, (host + 1) * group.per_host))
         found.append(Stream(source, tuple(owners), counted, owners == own and 1 < group.hosts < group.devices))
     return tuple(found)
-
-
-def _holders(group: Group, segment: BoundSegment) -> list[int]:
-    """The devices that hold rows of a segment."""
-    start, stop = segment.split.bounds(np.arange(group.owners))
-    holders: list[int] = np.flatnonzero(start < stop).tolist()
-    return holders
 
 
 def _pooled_exchanges(

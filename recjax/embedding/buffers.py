@@ -19,15 +19,15 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from recjax.embedding.address import NO_HOME, Homes, Places
 from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.lines import Lines, buffer_shape
-from recjax.embedding.low_precision import nearest, storage_dtype
+from recjax.embedding.lines import Lines
+from recjax.embedding.quantize import nearest
 from recjax.embedding.row_order import Split, row_at
+from recjax.embedding.sharding import NO_HOME, Homes, Places
 from recjax.parallel.mesh import ACROSS_GROUPS, put, replicated, sharded
 
 if TYPE_CHECKING:
-    from recjax.embedding.bands import Band
+    from recjax.embedding.row_order import Band
     from recjax.embedding.sharding import Sharding
 
 Tables = dict[str, jax.Array]  # group name -> [versions * parts * R, width]
@@ -114,7 +114,7 @@ def initialise(
     slots: GroupSlots = {}
     seeds = [(seed + g) % 2**32 for g in range(bound.replicas)] if apart and bound.independent else [seed]
     for group in bound.groups:
-        held = storage_dtype(group, dtype)
+        held = group.storage_dtype(dtype)
         if group.cached:
             shape = group.shape((group.width,))
             tables[group.name] = filled(shape, 0, held, sharded(mesh, group.partition_axes))
@@ -174,7 +174,7 @@ class Form:
             group.rows,
             group.dim,
             group.width,
-            buffer_shape(group.lines, group.rows, (group.width,)),
+            group.part_shape((group.width,)),
             group.lines,
             jnp.dtype(dtype),
             tuple((s.spec.dim, s.first) for s in group.segments),
@@ -209,7 +209,7 @@ class Draws(NamedTuple):
             np.array(
                 [[o.quotient for o in orders], [o.classes for o in orders], [o.inverse for o in orders]], np.int32
             ),
-            Places.of(group),
+            group.places,
         )
 
 

@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from recjax.embedding.bands import Band, BoundSegment, Piece
 from recjax.embedding.buffers import GroupSlots, Tables, filled
 from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.lines import Lines, lines_of
-from recjax.embedding.low_precision import storage_dtype
+from recjax.embedding.lines import Lines
+from recjax.embedding.row_order import Band
+from recjax.embedding.sharding import BoundSegment, Piece
 from recjax.embedding.spec import TableSpec
 from recjax.errors import TrainingError
 from recjax.parallel.mesh import sharded
@@ -111,7 +111,7 @@ class _Share:
     def copy(self, cells: Overlap, version: int) -> np.ndarray:
         """Returns some cells as the buffer holds them: see `_copied`."""
         block = self.blocks[version * self.group.parts + cells.part]
-        return _copied(block, cells, lines_of(self.group.lines, block))
+        return _copied(block, cells, self.group.lines_of(block))
 
     def own_pieces(self, version: int) -> list[Piece]:
         """The pieces of the segment that this process is to give.
@@ -242,12 +242,12 @@ def import_tables(
     sources = [saved] if isinstance(saved, dict) else list(saved)
     for group in bound.groups:  # all are checked before the first is read
         for spec, source in itertools.product(dict.fromkeys(s.spec for s in group.segments), sources):
-            _check(spec, source, "rows", 1, outside(storage_dtype(group, dtype)))
+            _check(spec, source, "rows", 1, outside(group.storage_dtype(dtype)))
             for name, slot in group.slots().items():
                 _check(spec, source, name, len(slot.shape), outside(dtype))
     for group in bound.groups:
         arrays: dict[str, tuple[Group, tuple[int, ...], Any]]
-        arrays = {"rows": (group.value_group, (group.width,), storage_dtype(group, dtype))}
+        arrays = {"rows": (group.value_group, (group.width,), group.storage_dtype(dtype))}
         arrays |= {name: (group.slot_group, slot.shape, dtype) for name, slot in group.slots().items()}
         made = {}
         for name, (own, tail, kind) in arrays.items():
@@ -275,7 +275,7 @@ class _Blocks:
     def __init__(self, layout: Group, buffer: jax.Array) -> None:
         """Takes the parts of a buffer, which nobody else may use; `layout` is that of its rows."""
         self._layout, self._shape, self._sharding = layout, buffer.shape, buffer.sharding
-        self._lines = lines_of(layout.lines, buffer)
+        self._lines = layout.lines_of(buffer)
         self._blocks = {shard.device: shard.data for shard in buffer.addressable_shards}
         self._holders: dict[int, list[Any]] = {}  # part, version by version -> the devices of this process that hold it
         for device, index in buffer.sharding.addressable_devices_indices_map(buffer.shape).items():

@@ -7,20 +7,8 @@ each), and replicated ones. With one host a grid has all columns together, so it
 host they are column-wise.
 
 A table is mostly one segment. Otherwise its rows are divided into bands, and the columns of each band into ranges; then
-a feature looks up several segments: `bands.py` says which of them lie in one group, and what the fetched rows are
-pooled to.
-
-For a feature that exchanges pooled vectors (`Exchange.kind`), the devices send their ids to the owners of its table, an
-owner sums the rows of each bag, and the sums travel back: Neo's 4D parallelism (Mudigere et al. 2022, section 4).
-
-A *stream* is a feature's bags over one range of columns. It has one owner that holds all rows, or several that hold
-some of them each (table-row-wise, or segments of rows): then these send partial sums, which the asker adds up. All
-streams of one precision travel in one buffer, whatever their D, so that the padding is that of one sum over an owner's
-columns and not of many. It consists of blocks of q columns of all b samples, q being the largest that divides every D:
-a stream of D columns is D / q blocks, one after the other, and an owner's streams follow each other without gaps.
-
-Partial sums of a stream whose owners are all devices of one of several hosts are added up there before they leave.
-These shared streams have a buffer of their own, of which each device of a host sends what is for one device of each.
+a feature looks up several segments: a `Source` says which of them lie in one group, and a `Pool` what the fetched rows
+are pooled to. What travels where owners pool: `streams.py`.
 """
 
 from __future__ import annotations
@@ -29,22 +17,28 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from recjax.embedding.bands import BoundSegment, Lookup, Piece, Pool, Source
-from recjax.embedding.lines import Lines, buffer_shape
+from recjax.embedding.exchange.events import Meeting
+from recjax.embedding.lines import Lines
 from recjax.embedding.optim import Frozen, SlotSpec
 from recjax.embedding.row_order import Cut, Split
 from recjax.embedding.segment import EXACT, Exchange
-from recjax.embedding.sharding import Sharding
+from recjax.embedding.sharding import BoundSegment, Locate, Piece, Places, Sharding, Source
 from recjax.embedding.spec import FeatureSpec, Rounding, TableDtype
+
+if TYPE_CHECKING:
+    from recjax.embedding.streams import PooledExchange, Stream
 
 ACROSS = " across hosts"  # after a group's name: the name of the capacity of its exchange across hosts
 IDS = " pooled ids"  # the same for the ids that a device sends to one owner that pools
 ROWS = " pooled rows"  # the same for the distinct rows that an owner is asked for by all devices
 PAIRS = " pairs"  # after a lookup's name: that of the pairs of its elements and those that each meets
+LISTED_ROWS = 2**26  # of a table with hot rows, for whose ids the host keeps a list: 256 MiB
 SUMMED = " across replicas"  # the same for the rows whose gradients a device sends to the other replica groups
 
 
@@ -193,8 +187,13 @@ class Group(_InReplicas):
         return int(self.place(part)[0])
 
     @property
+    def meeting(self) -> Meeting:
+        """The devices of all replica groups, as they meet in collectives."""
+        return Meeting(self.replicas, self.hosts, self.per_host)
+
+    @property
     def two_step(self) -> bool:
-        """True if rows travel in two steps, inside a host and across hosts: see `routing/hierarchical.py`."""
+        """True if rows travel in two steps, inside a host and across hosts: see `routing/keys.py`."""
         return self.sharding.two_step
 
     @property
@@ -240,19 +239,93 @@ class Group(_InReplicas):
             segments.append(dataclasses.replace(segment, split=cut, offsets=offsets))
         return dataclasses.replace(self, sharding=sharding, rows=each, segments=tuple(segments))
 
+    def codes(self, source: Source, ids_L: np.ndarray) -> np.ndarray:
+        """Places of the rows of some ids, on the host.
+
+        A table with hot rows has a list of these numbers, so that an id costs one look-up, however many rows are hot;
+        but not where a cache holds some of the rest, for such a list is as long as the table.
+
+        Args:
+          source: one of its sources.
+          ids_L: int32, in range.
+
+        Returns:
+          `destination` * homes of a part + home of each id, -1 where it is not here: integers [L].
+        """
+        segments = source.segments
+        divided = not self.cached and any(s.band.vacant or not self.listed for s in segments)
+        if not divided or segments[0].spec.rows > LISTED_ROWS:
+            return self._codes(source, ids_L)
+        key = (segments[0].spec.name, segments[0].first, tuple(s.number for s in segments))
+        codes_V = self._codes_of_tables.get(key)
+        if codes_V is None:
+            fits = self.owners * self.home_rows < 2**31
+            codes_V = self._codes(source, np.arange(segments[0].spec.rows, dtype=np.int32))
+            codes_V = self._codes_of_tables[key] = codes_V.astype(np.int32 if fits else np.int64)
+        return codes_V.take(ids_L)
+
+    def _codes(self, source: Source, ids_L: np.ndarray) -> np.ndarray:
+        owner_L, code_L, here_L = source.locate(ids_L)
+        if self.owners > 1:  # or all devices have every row
+            code_L = self.destination(owner_L) * np.int64(self.home_rows) + code_L
+        found_L: np.ndarray = code_L if here_L is None else np.where(here_L, code_L, -1)
+        return found_L
+
     @functools.cached_property
-    def listed_codes(self) -> dict[tuple[str, int, tuple[int, ...]], np.ndarray]:
-        """Kept by `routing/host.py`: table, first column and numbers of segments -> an integer for each id, [V]."""
+    def _codes_of_tables(self) -> dict[tuple[str, int, tuple[int, ...]], np.ndarray]:
+        """Table, first column and numbers of segments -> the code of each id, [V]."""
         return {}
+
+    @property
+    def places(self) -> Places:
+        """Places of its segments in the parts of the buffer."""
+        return Places.of(self.segments, self.sharding)
+
+    def locator(self, part: jax.Array) -> Locate:
+        """Returns the function from homes in a part of the buffer, int32 [], to rows: see `Places.locator`."""
+        places = Places(*map(jnp.asarray, self.places))
+        return places.locator([segment.band for segment in self.segments], part)
 
     def shape(self, tail: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the whole array, all versions and parts, of rows with this tail: (W,), or () of one number."""
-        return buffer_shape(self.lines, self.versions * self.parts * self.rows, tail)
+        return self._shape_of(self.versions * self.parts * self.rows, tail)
+
+    def part_shape(self, tail: tuple[int, ...]) -> tuple[int, ...]:
+        """The same of one part of one version."""
+        return self._shape_of(self.rows, tail)
+
+    def _shape_of(self, rows: int, tail: tuple[int, ...]) -> tuple[int, ...]:
+        return self.lines.shape(rows) if self.lines is not None and tail else (rows, *tail)
 
     def part_at(self, index: Any) -> int:
         """The part of the buffers, version by version, that a shard with this index of the whole array is."""
-        rows = buffer_shape(self.lines, self.rows, (self.width,) * (len(index) - 1))[0]
-        return int(index[0].start or 0) // rows
+        return int(index[0].start or 0) // self.part_shape((self.width,) * (len(index) - 1))[0]
+
+    def lines_of(self, x: Any) -> Lines | None:
+        """Returns the layout of an array, None where it is not in lines; one number a row never is."""
+        return self.lines if len(x.shape) == 2 else None
+
+    def get_rows(self, x: jax.Array, slots: jax.Array, **known: Any) -> jax.Array:
+        """Rows of a part of the buffer, or of one of the optimizer's slots, [*slots.shape, ...].
+
+        Args:
+          x: [R, ...], or in lines.
+          slots: int32, of any shape; those beyond R give zeros.
+          known: facts about them, as `x.at[slots].get` takes them.
+        """
+        if (lines := self.lines_of(x)) is not None:
+            return lines.get(x, slots)
+        return x.at[slots].get(mode="fill", fill_value=0, **known)
+
+    def set_rows(self, x: jax.Array, slots_M: jax.Array, new_MxW: jax.Array) -> jax.Array:
+        """The same part with other values in some slots, ascending and each once; those beyond R are dropped."""
+        if (lines := self.lines_of(x)) is not None:
+            return lines.set(x, slots_M, new_MxW)
+        return x.at[slots_M].set(new_MxW, mode="drop", unique_indices=True, indices_are_sorted=True)
+
+    def storage_dtype(self, dtype: Any) -> np.dtype[Any]:
+        """Dtype of its buffer where tables hold `dtype` unless they say otherwise: see `quantize.py`."""
+        return np.dtype(np.uint16 if self.dtype == "bfloat16" else dtype)
 
     def slots(self) -> dict[str, SlotSpec]:
         """Returns the optimizer's slots for every row in one part of the buffer, by slot name."""
@@ -297,6 +370,12 @@ class Group(_InReplicas):
         rows, devices = np.asarray(stop - start, np.int64), self.devices  # of named owners int32, too few for bytes
         return np.broadcast_to(rows, devices), np.broadcast_to(columns, devices)
 
+    def holders(self, segment: BoundSegment) -> list[int]:
+        """Returns the owners that hold rows of a segment."""
+        start, stop = segment.split.bounds(np.arange(self.owners))
+        holders: list[int] = np.flatnonzero(start < stop).tolist()
+        return holders
+
     def pieces(self, segment: BoundSegment, part: int | None = None) -> Iterator[Piece]:
         """Yields the pieces of a segment in all parts of the buffer, or in one."""
         for k in range(self.parts) if part is None else (part,):
@@ -307,207 +386,67 @@ class Group(_InReplicas):
 
 
 @dataclasses.dataclass(frozen=True)
-class Stream:
-    """Bags of one feature over one range of columns.
+class Fetched:
+    """Columns of the rows that a device fetched from one group, as `Pool.rows` names them.
 
     Attributes:
-      source: the feature, and the segments that hold its rows. Its name is unique in the bound plan.
-      owners: the devices that hold some of the rows.
-      counted: True if the number of a bag's ids with an owner differs from bag to bag: these numbers travel, too.
-      shared: True if its owners are the devices of one of several hosts.
+      group: its name.
+      first: the first column of these, counted from that of the group's segments.
+      last: the one after the last.
     """
 
-    source: Source
-    owners: tuple[int, ...]
-    counted: bool
-    shared: bool = False
+    group: str
+    first: int
+    last: int
 
     @property
-    def name(self) -> str:
-        """Name of its source."""
-        return self.source.name
-
-    @property
-    def feature(self) -> FeatureSpec:
-        """Whose bags they are."""
-        return self.source.feature
-
-    @property
-    def first(self) -> int:
-        """Its first column in the feature's table."""
-        return self.source.segments[0].first
-
-    @property
-    def last(self) -> int:
-        """The column after its last."""
-        return self.source.segments[0].last
+    def columns(self) -> int:
+        """Number of these columns."""
+        return self.last - self.first
 
 
 @dataclasses.dataclass(frozen=True)
-class PooledExchange:
-    """Streams whose vectors travel together.
+class Lookup:
+    """Some columns of a feature, or all: what is pooled at once.
 
     Attributes:
-      name: unique among groups and exchanges.
-      exchange: the precision of the vectors, and of their gradients.
-      groups: the table groups that the streams look up.
-      streams: of each group, in the order of the groups.
+      spec: the feature, with a name that is unique among lookups: the feature's own where this is all of it.
+      feature: the feature's name.
+      first: the first of these columns in the feature's table.
+      sources: names of the `Source`s of its rows, beside `Pool.rows`.
+      everywhere: True if there is one source alone, which has all rows.
+      complete: True if the sources have all rows together; else owners pool the others.
     """
 
-    name: str
-    exchange: Exchange
-    groups: tuple[Group, ...]
-    streams: tuple[tuple[Stream, ...], ...]
+    spec: FeatureSpec
+    feature: str
+    first: int
+    sources: tuple[str, ...]
+    everywhere: bool = True
+    complete: bool = True
 
     @property
-    def devices(self) -> int:
-        """N, devices of a replica group."""
-        return self.groups[0].devices
+    def name(self) -> str:
+        """Its name in `Routing.features`."""
+        return self.spec.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """Lookups that take their rows from the same place.
+
+    Attributes:
+      rows: fetched rows, which lie one below the other: all have as many columns.
+      lookups: what is pooled from them.
+    """
+
+    rows: tuple[Fetched, ...]
+    lookups: tuple[Lookup, ...]
 
     @property
-    def hosts(self) -> int:
-        """H, machines that these are in."""
-        return self.groups[0].hosts
-
-    @property
-    def weighted(self) -> bool:
-        """True if ids of some feature carry weights, which then travel with all ids."""
-        return any(stream.feature.weighted for of_group in self.streams for stream in of_group)
-
-    @property
-    def features(self) -> tuple[FeatureSpec, ...]:
-        """The features of all streams."""
-        return tuple(dict.fromkeys(stream.feature for of_group in self.streams for stream in of_group))
-
-    def sizes(self, capacities: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
-        """For each group its capacities for ids and for distinct rows."""
-        return tuple((capacities[group.name + IDS], capacities[group.name + ROWS]) for group in self.groups)
-
-    @functools.cached_property
-    def block(self) -> int:
-        """q, columns of a block."""
-        return math.gcd(*(group.dim for group in self.groups))
-
-    @functools.cached_property
-    def of_owner(self) -> tuple[tuple[tuple[Stream, ...], ...], ...]:
-        """The streams of each owner, group by group: first those that are not counted."""
-        return tuple(
-            tuple(
-                tuple(sorted((s for s in of_group if owner in s.owners), key=lambda s: s.counted))
-                for of_group in self.streams
-            )
-            for owner in range(self.devices)
-        )
-
-    @functools.cached_property
-    def widths(self) -> tuple[int, ...]:
-        """The most streams that an owner has of each group, T."""
-        return tuple(max(len(groups[g]) for groups in self.of_owner) for g in range(len(self.groups)))
-
-    @functools.cached_property
-    def no_id(self) -> int:
-        """The number in lists of ids that stands for none."""
-        return max(group.rows for group in self.groups)
-
-    @functools.cached_property
-    def counted(self) -> int:
-        """J, the most counted streams that an owner has."""
-        return max(sum(s.counted for of_group in groups for s in of_group) for groups in self.of_owner)
-
-    @functools.cached_property
-    def blocks(self) -> int:
-        """Blocks that travel between two devices: the most that an owner fills, without shared streams."""
-        return max(self._filled(owner, False) for owner in range(self.devices))
-
-    @functools.cached_property
-    def shared_blocks(self) -> int:
-        """Blocks of shared streams that travel between two devices: the most that a host fills."""
-        return max(self._filled(owner, True) for owner in range(self.devices))
-
-    def _filled(self, owner: int, shared: bool) -> int:
-        return len(self._places[shared][owner])
-
-    def columns(self, owner: int, shared: bool = False) -> int:
-        """Columns of the vectors that an owner, or its host, sends for each sample, without padding."""
-        return self._filled(owner, shared) * self.block
-
-    @functools.cached_property
-    def starts(self) -> dict[tuple[int, str], int]:
-        """(owner, stream) -> its first block, of a shared one in the other buffer."""
-        found = {}
-        for owner, groups in enumerate(self.of_owner):
-            start = [0, 0]
-            for group, streams in zip(self.groups, groups, strict=True):
-                for stream in streams:
-                    found[owner, stream.name] = start[stream.shared]
-                    start[stream.shared] += group.dim // self.block
-        return found
-
-    def sent_blocks(self, shared: bool) -> np.ndarray | None:
-        """Returns the block of its sums that an owner sends in each place, int32 [N, `blocks`]; None if they lie so.
-
-        Its sums are blocks too: of each group T streams, whether the owner has them or not. Beyond the last is nothing.
-        """
-        if len(self.groups) == 1 and not self.shared_blocks:
-            return None
-        size = self.shared_blocks if shared else self.blocks
-        found = np.full((self.devices, size), self.summed_blocks, np.int32)
-        for owner, places in enumerate(self._places[shared]):
-            found[owner, : len(places)] = places
-        return found
-
-    def arrived_blocks(self) -> np.ndarray | None:
-        """The inverse of `sent_blocks`: the place of each block of an owner's sums; a number beyond where it has none.
-
-        Places in the buffer of shared streams follow those in the other.
-        """
-        if len(self.groups) == 1 and not self.shared_blocks:
-            return None
-        found = np.full((self.devices, self.summed_blocks), self.blocks + self.shared_blocks, np.int32)
-        for first, of_owners in zip((0, self.blocks), self._places, strict=True):
-            for owner, places in enumerate(of_owners):
-                found[owner, places] = first + np.arange(len(places), dtype=np.int32)
-        return found
-
-    @property
-    def summed_blocks(self) -> int:
-        """Blocks of the sums of every owner."""
-        return sum(group.dim // self.block * T for group, T in zip(self.groups, self.widths, strict=True))
-
-    @functools.cached_property
-    def _places(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """For each owner: of the blocks that it sends, the places among its sums; those of shared streams apart."""
-        found: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-        for groups in self.of_owner:
-            places: tuple[list[int], list[int]] = ([], [])
-            start = 0
-            for group, T, streams in zip(self.groups, self.widths, groups, strict=True):
-                each = group.dim // self.block
-                for t, stream in enumerate(streams):
-                    places[stream.shared].extend(range(start + t * each, start + (t + 1) * each))
-                start += each * T
-            for all_of, own in zip(found, places, strict=True):
-                all_of.append(np.array(own, np.int32))
-        return found
-
-    def fixed_lengths(self, g: int) -> np.ndarray:
-        """Ids of a bag of each stream of a group that is not counted, int32 [N, T]; 0 for others."""
-        found = np.zeros((self.devices, self.widths[g]), np.int32)
-        for owner, groups in enumerate(self.of_owner):
-            for t, stream in enumerate(groups[g]):
-                found[owner, t] = 0 if stream.counted else stream.feature.bag or 0
-        return found
-
-    def counted_rows(self, g: int) -> np.ndarray:
-        """Returns the number of each stream of a group among an owner's counts, int32 [N, T]; J for none."""
-        found = np.full((self.devices, self.widths[g]), self.counted, np.int32)
-        for owner, groups in enumerate(self.of_owner):
-            row = sum(s.counted for of_group in groups[:g] for s in of_group)
-            for t, stream in enumerate(groups[g]):
-                if stream.counted:
-                    found[owner, t] = row
-                    row += 1
-        return found
+    def width(self) -> int:
+        """Columns of these rows."""
+        return self.rows[0].columns
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from recjax.embedding.bands import BoundSegment
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import Group
 from recjax.embedding.plan import Plan, kind_in_words
 from recjax.embedding.segment import OWNED
+from recjax.embedding.sharding import BoundSegment
 from recjax.embedding.spec import FeatureSpec, TableSpec, by_table
 from recjax.utils.text import aligned
 

@@ -67,7 +67,7 @@ def pool(
       rows_UxD: the fetched rows.
       routing: of each feature, by its name.
       samples: b.
-      at_home: see `sharded.fused_lookup_operands`: where the rows are on this device, sums are taken straight from its
+      at_home: see `GroupExchange.fused_operands`: where the rows are on this device, sums are taken straight from its
         table.
       atomics: whether a GPU may add up by atomic operations, in any order.
       order: that of all ids of these features, if it is known; then no gradient is sorted.

@@ -1,4 +1,6 @@
-"""Rows in fewer bytes, for the way between devices.
+"""Numbers in fewer bits: rows on their way between devices and in exports, and tables that are held in bfloat16.
+
+On the way:
 
   precision    bytes of a row of D columns   largest error of a value x
   float32      as x is held                  0
@@ -26,11 +28,25 @@ lower half, but with scale and bias in float32 as those of int8.
 No finite value becomes infinite but by rounding: those within 2^-9 of the largest float32 (float16: 2^-12, float8:
 2^-5 and 2^-4). A row of int8 whose max - min exceeds float32 arrives as NaN. A value that is not finite stays so (in
 int8 it takes its row with it), so that the step's check still finds it.
+
+The buffer of a table in bfloat16 is uint16, the bits of its values: the update must scatter to it in place, and on CPU
+XLA (JAX 0.10) widens the whole operand of a bfloat16 scatter to float32 first. Rows become float32 as soon as they are
+gathered, are updated in float32, with slots in float32, and are rounded when they are written.
+
+Rounding to nearest loses every update of less than half a step of the value (2^-9 to 2^-8 of it), however many there
+are. Stochastic rounding (Gupta et al. 2015; also in FBGEMM) goes to one of the two neighbours at random, to each with a
+probability that is the share of the way there, so that updates arrive in the mean.
+
+The random bits are a function of (seed, step, table, storage position of the row, column) alone: the same on every
+mesh, under every plan, and after a resume. Threefry makes two words of (seed, table, step); integer hashes (the
+finaliser of MurmurHash3, Appleby 2011) make the bits from these, position and column: a few operations for a value.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import zlib
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +56,7 @@ Stored = Literal["float32", "bfloat16", "int8", "int4"]  # of tables that are on
 _TOP = 14  # float16: the row's largest value is brought to 2^14 .. 2^15
 _FLOAT8 = {"float8_e4m3": (jnp.float8_e4m3fn, 7), "float8_e5m2": (jnp.float8_e5m2, 14)}  # and where that is brought to
 _BIAS = 127  # of a float32's exponent
+_TAG = zlib.crc32(b"stochastic rounding")  # keeps its keys apart from those of the initial values
 
 
 def encoded_bytes(columns: float, precision: Precision, item_bytes: int) -> float:
@@ -133,3 +150,68 @@ def _as_bytes(x_Mx1: jax.Array) -> jax.Array:
 
 def _from_bytes(bytes_Mx4: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(bytes_Mx4, jnp.float32)[..., None]
+
+
+def from_storage(x: jax.Array) -> jax.Array:
+    """Returns the values of a piece of a buffer: bfloat16 if it is uint16, else itself."""
+    return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
+
+
+def nearest(x: jax.Array, dtype: Any) -> jax.Array:
+    """Float values as a buffer of `dtype` holds them, rounded to nearest."""
+    if dtype != jnp.uint16:
+        return x.astype(dtype)
+    return jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
+
+
+def stochastic(x: jax.Array, bits: jax.Array) -> jax.Array:
+    """Float32 values as uint16 holds them, rounded up or down at random; without bias, exact where bfloat16 is.
+
+    Args:
+      x: float32.
+      bits: uint32 of the same shape, of which the upper 16 count.
+    """
+    wide = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    # The lower 16 bits are the share of the way to the neighbour that is further from 0; a carry goes there.
+    carried = ((wide + (bits >> 16)) >> 16).astype(jnp.uint16)
+    return jnp.where(jnp.isfinite(x), carried, nearest(x, jnp.uint16))
+
+
+def random_bits(
+    seed: int,
+    step: jax.Array,
+    tables: Sequence[str],
+    table_M: jax.Array,
+    position_M: jax.Array,
+    columns: jax.Array,
+) -> jax.Array:
+    """Random bits to round the values of some rows by: uint32 [M, W].
+
+    Args:
+      seed: of the run.
+      step: int32, steps done before this one.
+      tables: names.
+      table_M: int32, the number of each row's table among these.
+      position_M: int32, storage position of each row.
+      columns: int32 [M, W], the column of each value in its table; or [W] where all rows have the same.
+    """
+    keys_Tx2 = jnp.stack([_key(seed, table, step) for table in tables])
+    words = _mix(columns.astype(jnp.uint32) + jnp.uint32(1))
+    keys_Mx2 = keys_Tx2[table_M]
+    row_M = _mix(position_M.astype(jnp.uint32) ^ keys_Mx2[:, 0]) ^ keys_Mx2[:, 1]
+    return _mix(row_M[:, None] + (words if words.ndim > 1 else words[None]))
+
+
+def _key(seed: int, table: str, step: jax.Array) -> jax.Array:
+    """Two words of (seed, table, step)."""
+    key = jax.random.key(seed, impl="threefry2x32")
+    for word in (_TAG, zlib.crc32(table.encode()), step):
+        key = jax.random.fold_in(key, word)
+    return jax.random.key_data(key)
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    """The finaliser of MurmurHash3: a bijection of uint32 in which each bit depends on each."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)

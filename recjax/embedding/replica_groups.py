@@ -32,8 +32,7 @@ from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.buffers import GroupSlots, Tables
 from recjax.embedding.layout import BoundPlan
-from recjax.embedding.low_precision import from_storage, nearest
-from recjax.embedding.quantize import Precision, decode, encode
+from recjax.embedding.quantize import Precision, decode, encode, from_storage, nearest
 from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.parallel.mesh import ACROSS_GROUPS
 from recjax.utils.phases import Phase

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from recjax.embedding.address import Homes
 from recjax.embedding.exchange.wire import Extents
 from recjax.embedding.optim import Slots
+from recjax.embedding.sharding import Homes
 
 Rows = dict[str, jax.Array]  # group name -> fetched rows [U, D]
 Vectors = dict[str, jax.Array]  # stream name -> [b, D], sums or means of this device's bags

@@ -29,22 +29,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from recjax.embedding.address import homes_of, locator
 from recjax.embedding.buffers import Tables
 from recjax.embedding.exchange import pooled
-from recjax.embedding.exchange.kinds import exchange_of
+from recjax.embedding.exchange.base import GroupExchange
 from recjax.embedding.exchange.pooled import PoolingExchange
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.residuals import Residuals, SparseGradient, UpdateContext
 from recjax.embedding.routing.routed import Routing
-from recjax.embedding.routing.sorting import in_order
-from recjax.embedding.segment_sums import by_segments, segment_sums
+from recjax.embedding.segment_sums import by_segments, in_order, segment_sums
+from recjax.embedding.sharding import homes_of
 from recjax.parallel.mesh import ACROSS_GROUPS, BATCH_AXES, MODEL_AXES
 from recjax.utils.phases import Phase
 
 
 def row_means(
     bound: BoundPlan,
+    exchanges: Mapping[str, GroupExchange],
     tables: Tables,
     routing: Routing,
     residuals: Residuals,
@@ -57,6 +57,7 @@ def row_means(
 
     Args:
       bound: the bound plan.
+      exchanges: of the groups that divide the rows of their tables (`Group.divides_row_means`), by name.
       tables: this device's parts of the buffers.
       routing: of the batch.
       residuals: of the fetch of its rows.
@@ -67,19 +68,17 @@ def row_means(
       name of a group that `divides_row_means` -> [U], for the rows that `GroupExchange.updated` gives. Every device
       that holds columns of a row gets the same number for it, to the bit.
     """
-    groups = [group for group in bound.groups if group.divides_row_means]
-    if not groups:
-        return {}
+    groups = [exchange.group for exchange in exchanges.values()]
     with jax.named_scope(Phase.ROW_STATISTIC):
         sums = {}
         for group in groups:
-            rows, grads = exchange_of(group).updated(tables[group.name], gradients[group.name], context)
+            rows, grads = exchanges[group.name].updated(tables[group.name], gradients[group.name], context)
             squares = jnp.square(group.optimizer.regularised(rows.astype(grads.dtype), grads))
-            sums[group.name] = exchange_of(group).row_sum(squares)
+            sums[group.name] = exchanges[group.name].row_sum(squares)
         every_row = [group for group in groups if group.optimizer.every_row]
         asked = [group for group in groups if not group.optimizer.every_row]
         means = _of_every_row(bound, every_row, sums, context)
-        fetching = [group for group in asked if group.sources]
+        fetching = [exchanges[group.name] for group in asked if group.sources]
         of_rows = _of_asked_rows(bound, fetching, sums, routing, residuals, gradients)
         of_vectors = _of_pooled_rows(bound, asked, sums, routing, residuals, gradients)
         for group in asked:  # equal rows have equal means, which are not negative; 0 where nobody here has asked
@@ -107,7 +106,7 @@ def _of_every_row(
     places, dims = {}, {}
     for group in groups:
         homes_R = homes_of(jnp.arange(group.rows, dtype=jnp.int32), context.homes.get(group.name))
-        t_R, position_R, used_R = locator(group, group.sharding.this_part())(homes_R)
+        t_R, position_R, used_R = group.locator(group.sharding.this_part())(homes_R)
         base_T = jnp.asarray([base[segment.spec.name] for segment in group.segments], jnp.int32)
         places[group.name] = jnp.where(used_R, base_T[t_R] + position_R, size)
         dims[group.name] = jnp.asarray([segment.spec.dim for segment in group.segments], sums[group.name].dtype)[t_R]
@@ -124,7 +123,7 @@ def _of_every_row(
 
 def _of_asked_rows(
     bound: BoundPlan,
-    groups: list[Group],
+    exchanges: list[GroupExchange],
     sums: Mapping[str, jax.Array],
     routing: Routing,
     residuals: Residuals,
@@ -132,27 +131,27 @@ def _of_asked_rows(
 ) -> dict[str, jax.Array]:
     """Means over all columns of touched rows, group name -> [U], from the sums over each device's columns."""
     told = {}  # group name -> the sum of its columns for each row that this device fetched, [F]
-    for group in groups:
-        with jax.named_scope(group.name):
-            own = residuals.groups[group.name]
-            given = exchange_of(group).numbers_of_asked(gradients[group.name], own, sums[group.name])
-            told[group.name] = exchange_of(group).tell_requesters(own, given)
+    for exchange in exchanges:
+        with jax.named_scope(exchange.name):
+            own = residuals.groups[exchange.name]
+            given = exchange.numbers_of_asked(gradients[exchange.name], own, sums[exchange.name])
+            told[exchange.name] = exchange.tell_requesters(own, given)
     places = _places(bound, told, routing)
     of_feature: dict[str, Any] = {}
-    for group in groups:
-        for source in group.sources:
-            found_L = told[group.name].at[places[source.name]].get(mode="fill", fill_value=0)
+    for exchange in exchanges:
+        for source in exchange.group.sources:
+            found_L = told[exchange.name].at[places[source.name]].get(mode="fill", fill_value=0)
             of_feature[source.feature.name] = of_feature.get(source.feature.name, 0) + found_L
     means = {}
-    for group in groups:
-        mean_F = jnp.zeros_like(told[group.name])
-        for source in group.sources:  # equal rows have equal means, which are not negative
+    for exchange in exchanges:
+        mean_F = jnp.zeros_like(told[exchange.name])
+        for source in exchange.group.sources:  # equal rows have equal means, which are not negative
             mean_L = of_feature[source.feature.name] / source.segments[0].spec.dim
             mean_F = mean_F.at[places[source.name]].max(mean_L, mode="drop")
-        with jax.named_scope(group.name):
-            own = residuals.groups[group.name]
-            arrived = exchange_of(group).tell_owners(own, mean_F)
-            means[group.name] = exchange_of(group).largest_of_asked(gradients[group.name], own, arrived)
+        with jax.named_scope(exchange.name):
+            own = residuals.groups[exchange.name]
+            arrived = exchange.tell_owners(own, mean_F)
+            means[exchange.name] = exchange.largest_of_asked(gradients[exchange.name], own, arrived)
     return means
 
 

@@ -1,4 +1,4 @@
-"""Sums of sorted segments on GPUs, in an order that is the same in every run.
+"""Sums of equal keys, such as gradients of one row, in an order that is the same in every run: sorted, then added up.
 
 XLA adds up a scatter on a GPU by atomic operations, in whatever order they come: sums of three and more terms differ in
 their last bits from run to run. Here no two threads ever write to one place. A segment is cut into pieces of PIECE
@@ -20,11 +20,36 @@ import jax
 import jax.numpy as jnp
 
 from recjax import kernels
+from recjax.embedding.residuals import SparseGradient
+from recjax.embedding.spec import MAX_ROWS
+from recjax.errors import ConfigError
 from recjax.gpu_kernels.row_sums import sum_rows
 from recjax.kernels import target_platform
 
 LEAST_TERMS = 4096  # terms that are worth a turn of the loop
 PIECE = 16  # entries that one thread adds up; twice as many halve the levels, and make sums of short segments longer
+
+
+def in_order(keys_M: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Sorts integers, equal ones in the order in which they stand.
+
+    GPUs sort pairs in a library. On CPUs XLA sorts a single array with a comparison of its own, and four to five times
+    as fast as pairs, for which it calls one: so there key and place are one 64-bit integer.
+
+    Args:
+      keys_M: int32, 0 or more.
+
+    Returns:
+      the sorted keys, and the place of each among `keys_M`: int32 [M] both.
+    """
+    places_M = jnp.arange(keys_M.shape[0], dtype=jnp.int32)
+    if target_platform() != "cpu":
+        sorted_M, order_M = jax.lax.sort((keys_M, places_M), num_keys=1)
+        return sorted_M, order_M
+    with jax.enable_x64(True):
+        both_M = (keys_M.astype(jnp.int64) << 32) | places_M.astype(jnp.int64)
+        both_M = jax.lax.sort(both_M, is_stable=False)  # no two are equal
+        return (both_M >> 32).astype(jnp.int32), (both_M & 0xFFFFFFFF).astype(jnp.int32)
 
 
 def by_segments(atomics: bool) -> bool:
@@ -190,3 +215,42 @@ def segment_sums(
 
 def _rows(values_SxD: jax.Array, at: jax.Array) -> jax.Array:
     return values_SxD.at[at].get(mode="fill", fill_value=0)
+
+
+def coalesce(slots_M: jax.Array, grads_MxD: jax.Array, rows: int, lists: int, atomics: bool = False) -> SparseGradient:
+    """Sums the gradients of equal slots.
+
+    Sorting first keeps the order of the additions fixed, so that repeated runs agree to the bit, and
+    lets the update scatter to unique, sorted slots. On a GPU that takes more: see the module.
+
+    Args:
+      slots_M: int32; `rows` (out of range) marks an entry that holds nothing.
+      grads_MxD: the entries' gradients.
+      rows: R of the buffer.
+      lists: of how many lists `slots_M` consists, each of which holds a slot once, ascending, unused entries last.
+      atomics: whether a GPU may add up by atomic operations, in any order.
+
+    Returns:
+      unique slots [M], strictly ascending, those not in use at R or beyond; sums [M, D] beside them.
+
+    Raises:
+      ConfigError: R + M exceeds int32, so that marks beyond R would wrap around to real rows.
+    """
+    M = slots_M.shape[0]
+    if rows + M > MAX_ROWS:
+        raise ConfigError(
+            f"a device holds {rows:,} rows of one group and receives up to {M:,} row gradients a step; together they "
+            f"may be at most {MAX_ROWS:,} (int32). Use more devices or a smaller batch."
+        )
+    unused_M = rows + jnp.arange(M, dtype=jnp.int32)
+    if lists == 1:
+        return SparseGradient(jnp.where(slots_M < rows, slots_M, unused_M), grads_MxD)
+    sorted_M, order_M = in_order(slots_M)
+    starts_M = jnp.concatenate([jnp.ones(1, bool), sorted_M[1:] != sorted_M[:-1]])
+    segment_M = jnp.cumsum(starts_M, dtype=jnp.int32) - 1
+    unique_M = unused_M.at[segment_M].set(sorted_M, indices_are_sorted=True)
+    if not by_segments(atomics):
+        sums_MxD = jax.ops.segment_sum(grads_MxD[order_M], segment_M, M, indices_are_sorted=True)
+        return SparseGradient(unique_M, sums_MxD)
+    # A slot is in each list once; of the entries that hold nothing there may be more, whose sum nobody reads.
+    return SparseGradient(unique_M, segment_sums(grads_MxD, order_M, segment_M, None, M, most=lists))

@@ -11,14 +11,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from recjax.embedding.address import Homes, homes_of
 from recjax.embedding.all_rows import AllRows
-from recjax.embedding.bands import Pool
 from recjax.embedding.buffers import GroupSlots, Tables
 from recjax.embedding.elements import Elements
-from recjax.embedding.exchange.kinds import exchange_of
+from recjax.embedding.exchange.base import GroupExchange
+from recjax.embedding.exchange.copies import HotExchange, ReplicatedExchange
 from recjax.embedding.exchange.pooled import PoolingExchange
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.exchange.rows import ColumnExchange, RowExchange
+from recjax.embedding.exchange.touched_rows import TouchedRowsExchange, TouchedRowsSharding
+from recjax.embedding.layout import BoundPlan, Group, Pool
 from recjax.embedding.pooling import SortedIds, pool
 from recjax.embedding.residuals import (
     FetchResiduals,
@@ -30,11 +31,47 @@ from recjax.embedding.residuals import (
     UpdateContext,
     Vectors,
 )
-from recjax.embedding.routing.routed import GroupRouting, Routing
+from recjax.embedding.routing.routed import Routing
 from recjax.embedding.row_statistic import row_means
+from recjax.embedding.sharding import (
+    ColumnSharding,
+    GridSharding,
+    Homes,
+    HotPerHostSharding,
+    HotSharding,
+    ReplicatedSharding,
+    RowSharding,
+    Sharding,
+    homes_of,
+)
 from recjax.parallel.mesh import BATCH_AXES, MODEL_AXES
 
 ALL_ROWS = " all rows"  # names them among the vectors that were looked up
+
+
+# Exchanges by the placement of a plan: all of them.
+EXCHANGES: dict[str, tuple[type[Sharding], type[GroupExchange]]] = {
+    "row_wise": (RowSharding, RowExchange),
+    "table_wise": (RowSharding, RowExchange),
+    "table_row_wise": (RowSharding, RowExchange),
+    "column_wise": (ColumnSharding, ColumnExchange),
+    "grid": (GridSharding, ColumnExchange),
+    "data_parallel": (ReplicatedSharding, ReplicatedExchange),
+    "data_parallel_sparse": (TouchedRowsSharding, TouchedRowsExchange),
+    "hot": (HotSharding, HotExchange),
+    "hot_per_host": (HotPerHostSharding, HotExchange),
+}
+_OF_SHARDING = dict(EXCHANGES.values())
+
+
+def exchange_of(group: Group) -> GroupExchange:
+    """Returns the exchange of a group's rows."""
+    return _OF_SHARDING[type(group.sharding)](group)
+
+
+def exchanges_of(bound: BoundPlan) -> list[GroupExchange | PoolingExchange]:
+    """Returns all exchanges of a plan: those of rows, or of their gradients, and those of vectors that owners pool."""
+    return [*(exchange_of(group) for group in bound.fetching), *(PoolingExchange(layout) for layout in bound.pooled)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +122,8 @@ class ShardedEmbeddings:
             vectors |= of
             residuals.pooled[exchange.name] = entries
         if self.all_rows is not None:
-            vectors[ALL_ROWS] = self.all_rows.read(tables)
+            group = self.all_rows.group
+            vectors[ALL_ROWS] = self.all_rows.read(exchange_of(group), tables[group.name])
         return LookedUp(rows, vectors), residuals
 
     def pool(self, found: LookedUp, tables: Tables | None, routing: Routing, samples: int) -> dict[str, Any]:
@@ -101,7 +139,7 @@ class ShardedEmbeddings:
         for place in self.bound.pools:
             operands = None
             if tables and len(place.rows) == 1 and (group := self.bound.group(place.rows[0].group)).dim == place.width:
-                operands = fused_lookup_operands(group, tables[group.name], routing.groups[group.name])
+                operands = exchange_of(group).fused_operands(tables[group.name], routing.groups[group.name])
             specs = [lookup.spec for lookup in place.lookups]
             atomics = any(self.bound.group(fetched.group).atomics for fetched in place.rows)
             rows, order = _concatenated(place, found.rows), self._order(place, routing, tables)
@@ -220,7 +258,8 @@ class ShardedEmbeddings:
         context: UpdateContext,
     ) -> dict[str, Proposed]:
         """Makes one exact update of the touched rows of all tables, and writes nothing: see `GroupExchange.propose`."""
-        means = row_means(self.bound, tables, routing, residuals, gradients, context)
+        divided = {group.name: exchange_of(group) for group in self.bound.groups if group.divides_row_means}
+        means = row_means(self.bound, divided, tables, routing, residuals, gradients, context) if divided else {}
         proposed: dict[str, Proposed] = {}
         for group in self.learning:
             name = group.name
@@ -280,19 +319,3 @@ def _beside(left: Any, right: Any) -> Any:
     if isinstance(left, Elements):
         return dataclasses.replace(left, rows_LxD=jnp.concatenate([left.rows_LxD, right.rows_LxD], axis=1))
     return jnp.concatenate([left, right], axis=1)
-
-
-def fused_lookup_operands(
-    group: Group, table_RxW: jax.Array, routing: GroupRouting
-) -> tuple[jax.Array, jax.Array] | None:
-    """The table and the slots [C] of the fetched rows, if a kernel can sum bags without fetching them; else None.
-
-    It can where this device holds all rows: then what `fetch` gives is a copy, which nothing but a sum reads. With bags
-    of one it does not pay: to fetch the distinct rows in the order of their slots, and to sum from there, took 11 ms a
-    step for bench_mlperf64 and sums straight from the table 19; with bags of ten (bench_multihot) it was 49 and 25.
-    """
-    here = not group.spread or group.devices == 1
-    long = sum(source.feature.bag or 2 for source in group.sources) >= 2 * len(group.sources)
-    if here and group.listed and long and exchange_of(group).in_place(table_RxW):
-        return table_RxW, routing.slots_NxOxC.reshape(-1)
-    return None

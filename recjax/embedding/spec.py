@@ -49,7 +49,7 @@ class TableSpec:
       placement: where it must live; None leaves that to the plan.
       dtype: of its values; float32 stands for the precision of the run, float64 in float64 runs. Slots always have
         that.
-      rounding: of updated bfloat16 values; see `low_precision.py`.
+      rounding: of updated bfloat16 values; see `quantize.py`.
       ids: None if ids are the numbers of rows; else V is its capacity and one row more, that of all other ids.
     """
 

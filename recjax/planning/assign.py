@@ -20,17 +20,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from recjax.embedding.bands import Band, BoundSegment
 from recjax.embedding.bind import stack_of
-from recjax.embedding.exchange.base import event_of, replica_events
+from recjax.embedding.exchange.base import replica_events
 from recjax.embedding.exchange.pooled import vector_events
 from recjax.embedding.exchange.rows import RowExchange
 from recjax.embedding.layout import ROWS, Group
 from recjax.embedding.plan import Plan, with_exchange
 from recjax.embedding.routing.capacity import ROOM, rung
-from recjax.embedding.row_order import Split
+from recjax.embedding.row_order import Band, Split
 from recjax.embedding.segment import Exchange, Segment
-from recjax.embedding.sharding import RowSharding
+from recjax.embedding.sharding import BoundSegment, RowSharding
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.parallel.mesh import MODEL_AXES
 from recjax.planning.balance import ALLOCATED, LARGEST, balance
@@ -161,13 +160,13 @@ def sizes(demand: Demand, ways: Assignment) -> StepSizes:
         split = any((p > 1).any() for p in parts)
         counts = math.ceil(counted / N) * work.samples
         listed = list_ids(_fullest(shards, parts, "ids_T", N), counted > 0 or split, N, counts)
-        group = _group(demand, demand.stacks[0], 1)
+        meeting = _group(demand, demand.stacks[0], 1).meeting
         events = vector_events(
-            group, listed, work.samples, (widest, 0.0), widest, weighted, demand.exchange, work.item_bytes
+            meeting, listed, work.samples, (widest, 0.0), widest, weighted, demand.exchange, work.item_bytes
         )
         if any(tables.divided for tables in owned):
             size = N * listed * work.item_bytes
-            events += [event_of(group, Phase.ROW_STATISTIC, "all-to-all", MODEL_AXES, size)] * 2
+            events += [meeting.event(Phase.ROW_STATISTIC, "all-to-all", MODEL_AXES, size)] * 2
         vectors = (Vectors(tuple(owned), listed, tuple(events)),)
     routed = together([part for part in ways_of_ids if part.features])
     return StepSizes.of(work, rows, copies, vectors, demand.host_routes, routed)

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from recjax.embedding.exchange.kinds import exchanges_of
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing.routed import Routing
+from recjax.embedding.sharded import exchanges_of
 from recjax.utils.hlo import Array
 from recjax.utils.phases import PHASES
 

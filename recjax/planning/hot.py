@@ -27,7 +27,7 @@ import numpy as np
 from recjax.data.pipeline import batches
 from recjax.data.presence import Presence, count_presence
 from recjax.embedding.plan import Plan
-from recjax.embedding.routing import device
+from recjax.embedding.routing.host import devices_route
 from recjax.embedding.segment import COPIED, HOT, HOT_PER_HOST, HOT_PLACEMENTS, RowIds, Segment
 from recjax.embedding.spec import FeatureSpec, TableSpec, ids_per_sample
 from recjax.errors import ConfigError
@@ -307,7 +307,7 @@ def choose(
         more = "" if count == hot.rows else f", of which the first {presence.batches} batches have {count:,}"
         return Choice(_by_table(found, count), (), "", why + more, copies.placement)
     platform = machine.platform if machine else "cpu"
-    on_host = not device.routes(config.train.routing, platform, not hot.refresh)
+    on_host = not devices_route(config.train.routing, platform, not hot.refresh)
     work = (found, copies, machine, on_host)
     counts = [count for count in LADDER if count <= min(int(limit), len(found.ids_M))] or [0]
     curve = tuple(estimate(count, *work) for count in counts)
@@ -494,7 +494,7 @@ def _device_us(cold: float, hot: int, row_bytes: float, copies: HotCopies, table
         sizes = (4 * cold, moved, moved)
         works += [Work("all_to_all", {"bytes": max(1.0, size), **copies.all_devices}, 0.0, size) for size in sizes]
         works += [gather(cold, row_bytes, table_bytes, 4 * cold) for _ in range(3)]  # rows, their order, those updated
-        operands = 1 if machine.platform == "cpu" else 2  # see `recjax.embedding.routing.sorting`
+        operands = 1 if machine.platform == "cpu" else 2  # see `recjax.embedding.segment_sums`
         works.append(sort(max(2.0, cold), operands, 8 * cold))
         works.append(scatter(cold, row_bytes, moved, 4 * cold, "sorted_add"))
         works.append(scatter(cold, row_bytes, table_bytes, 4 * cold, "sorted"))

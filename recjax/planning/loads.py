@@ -11,10 +11,10 @@ import numpy as np
 
 from recjax.data.batch import Batch
 from recjax.data.source import BlockSource, between, concatenate, has_blocks
-from recjax.embedding.bands import BoundSegment
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.quantize import encoded_bytes
 from recjax.embedding.segment import Exchange, ExchangeKind
+from recjax.embedding.sharding import BoundSegment
 from recjax.embedding.spec import FeatureSpec, TableSpec, by_table, ids_per_sample
 from recjax.utils.text import aligned
 

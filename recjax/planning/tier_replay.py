@@ -15,8 +15,7 @@ import numpy as np
 
 from recjax.data.batch import Batch
 from recjax.embedding.layout import BoundPlan
-from recjax.embedding.routing.host import codes
-from recjax.embedding.routing.sorting import distinct
+from recjax.embedding.routing.keys import distinct
 from recjax.tiers.clock import Clock
 from recjax.tiers.directory import Directory
 from recjax.tiers.disk import WRITE_BYTES
@@ -75,7 +74,7 @@ def homes_of(bound: BoundPlan, batch: Batch) -> Homes:
     for group in bound.cached:
         all_L = np.concatenate(
             [
-                codes(group, s, batch.bags[s.feature.reads].ids.ravel().astype(np.int32, copy=False))
+                group.codes(s, batch.bags[s.feature.reads].ids.ravel().astype(np.int32, copy=False))
                 for s in bound.sources_of(group)
             ]
         )

@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.low_precision import storage_dtype
-from recjax.embedding.routing.host import LISTED_ROWS
+from recjax.embedding.layout import LISTED_ROWS, BoundPlan, Group
 from recjax.errors import ConfigError
 from recjax.utils.units import size_text
 
@@ -39,7 +37,7 @@ class CachedGroup:
         """Name, first byte, dtype and shape of the part of each array, ROWS first."""
         slots = [(name, self.dtype, slot.shape) for name, slot in self.group.slots().items()]
         fields, first = [], 0
-        for name, kind, shape in [(ROWS, storage_dtype(self.group, self.dtype), (self.group.width,)), *slots]:
+        for name, kind, shape in [(ROWS, self.group.storage_dtype(self.dtype), (self.group.width,)), *slots]:
             fields.append((name, first, np.dtype(kind), shape))
             first += math.prod(shape) * np.dtype(kind).itemsize
         return tuple(fields)
@@ -120,9 +118,7 @@ def with_caches(bound: BoundPlan, budget_bytes: int, item_bytes: int) -> BoundPl
                 f"tier.device_bytes={size_text(budget_bytes)} has no room for a single row of {group.name} "
                 f"({group.row_bytes(item_bytes):,} bytes). Raise it."
             )
-    caches = {
-        g.name: dataclasses.replace(g, rows=sizes[g.name], homes=g.rows, lines=None) for g in becoming
-    }
+    caches = {g.name: dataclasses.replace(g, rows=sizes[g.name], homes=g.rows, lines=None) for g in becoming}
     return bound.with_groups(caches)
 
 

@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.buffers import Draws, Form, call_sizes, initial_values
-from recjax.embedding.low_precision import storage_dtype
 from recjax.parallel.mesh import put, sharded
 from recjax.tiers.caches import ROWS, Arrays, CachedGroup
 from recjax.utils.phases import Phase
@@ -43,7 +42,7 @@ class InitialRecords:
     def _draw(self, size: int) -> Callable[..., jax.Array]:
         group = self._cached.group
         draws = jax.device_put(Draws.of(group, [self._seed]), self._device)
-        return functools.partial(_drawing(Form.of(group, storage_dtype(group, self._cached.dtype)), size), draws)
+        return functools.partial(_drawing(Form.of(group, group.storage_dtype(self._cached.dtype)), size), draws)
 
 
 @functools.lru_cache(maxsize=256)

@@ -22,9 +22,8 @@ from jax.sharding import Mesh
 
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.routing.capacity import rung
-from recjax.embedding.routing.hierarchical import merge
+from recjax.embedding.routing.keys import Merged, distinct
 from recjax.embedding.routing.routed import OrderedStage, RoutedBatch
-from recjax.embedding.routing.sorting import distinct
 from recjax.errors import TrainingError
 from recjax.parallel import distributed
 from recjax.parallel.mesh import Share, everywhere, put_share, sharded
@@ -367,7 +366,7 @@ def with_slots(bound: BoundPlan, routed: RoutedBatch, slots: Mapping[str, SlotsO
         keys[group.name], slots_of_keys[group.name] = ordered_U, (sorted_U % group.rows).astype(np.int32)
         inverse |= {source.name: place_U.take(inverse[source.name]) for source in group.sources}
         if group.two_step:
-            merged[group.name] = merge(group, sorted_U, routed.devices, group.rows)
+            merged[group.name] = Merged.of(group, sorted_U, routed.devices, group.rows)
     return dataclasses.replace(routed, pooled=pooled, merged=merged, keys=keys, slots=slots_of_keys, inverse=inverse)
 
 

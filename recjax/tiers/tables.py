@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from recjax.embedding.bands import BoundSegment
 from recjax.embedding.buffers import GroupSlots, Tables
 from recjax.embedding.collection import Overlap, Saved, export_segment, outside, overlaps
 from recjax.embedding.layout import BoundPlan
+from recjax.embedding.sharding import BoundSegment
 from recjax.errors import ConfigError
 from recjax.parallel import distributed
 from recjax.tiers.caches import ROWS

@@ -27,10 +27,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from recjax.embedding.bands import BoundSegment, Piece
 from recjax.embedding.buffers import NAME_BITS, initial_rows
 from recjax.embedding.collection import outside
 from recjax.embedding.row_order import RowOrder
+from recjax.embedding.sharding import BoundSegment, Piece
 from recjax.embedding.spec import TableSpec
 from recjax.errors import TrainingError
 from recjax.parallel import distributed

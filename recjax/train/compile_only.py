@@ -16,7 +16,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from recjax.data.batch import Bags, Batch
-from recjax.embedding.low_precision import storage_dtype
 from recjax.embedding.routing import device, host
 from recjax.embedding.spec import FeatureSpec
 from recjax.parallel.mesh import BATCH_AXES, Share
@@ -37,7 +36,7 @@ def abstract_state(trainer: Trainer) -> TrainState:
     for group in trainer.bound.groups:
         own = group.value_group
         shape = own.shape((own.width,))
-        tables[group.name] = jax.ShapeDtypeStruct(shape, storage_dtype(group, trainer.dtype))
+        tables[group.name] = jax.ShapeDtypeStruct(shape, group.storage_dtype(trainer.dtype))
         own = group.slot_group
         slots[group.name] = {
             name: jax.ShapeDtypeStruct(own.shape(slot.shape), trainer.dtype) for name, slot in group.slots().items()

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from recjax.config.train import TrainConfig
-from recjax.embedding.address import Homes
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.residuals import Gradients, Proposed
 from recjax.embedding.sharded import ShardedEmbeddings
+from recjax.embedding.sharding import Homes
 from recjax.kernels import target_platform
 from recjax.parallel.mesh import BATCH_AXES, largest_anywhere
 from recjax.train.dense import Dense

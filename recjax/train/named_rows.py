@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing.capacity import rung
+from recjax.embedding.routing.keys import distinct
 from recjax.embedding.routing.routed import RoutedBatch
-from recjax.embedding.routing.sorting import distinct
 from recjax.parallel.mesh import Share, everywhere, put_share
 from recjax.tiers.stage import homes_by_owner
 from recjax.train.routers import InFlight

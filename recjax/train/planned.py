@@ -30,7 +30,7 @@ from recjax.data.storage.blocks import PreparedSource
 from recjax.embedding.bind import with_owners
 from recjax.embedding.layout import BoundPlan
 from recjax.embedding.plan import Plan
-from recjax.embedding.routing import device
+from recjax.embedding.routing.host import devices_route
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import AXES
@@ -125,7 +125,7 @@ def question(
     tables, features = specs(config, source.schema, mean_ids(source))
     work, train = workload(config, source, tables, features, shape), config.train
     dense, ids = dense_sizes(config, source.schema, tables, features), total_ids(work, tables)
-    on_device = device.routes(train.routing, machine.platform, not config.embedding.hot.refresh)
+    on_device = devices_route(train.routing, machine.platform, not config.embedding.hot.refresh)
     layout, on_disk = RowLayout(source.schema), isinstance(source, PreparedSource)
     in_rows = on_device and not getattr(config.model, "two_sided", False) and RowForm.fits(layout, features)
     row_bytes = 4 * layout.words * int(source.row_counts("train").sum()) if on_disk and in_rows else 0

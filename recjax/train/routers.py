@@ -507,7 +507,7 @@ def choose(
     if choice == "auto":
         platform = mesh.devices.flat[0].platform
         static = not staged and not config.embedding.hot.refresh
-        choice = "device" if device.routes(choice, platform, static) else "host"
+        choice = "device" if host.devices_route(choice, platform, static) else "host"
     if choice == "device" and staged:
         raise ConfigError(
             "train.routing=device, but some tables have rows in places that the host alone knows. Set "

@@ -12,11 +12,11 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from recjax.embedding.address import Homes
 from recjax.embedding.buffers import GroupSlots, Tables, initialise, place_homes
 from recjax.embedding.collection import export_tables, import_tables, mean_tables
 from recjax.embedding.dynamic.tables import DynamicTables
 from recjax.embedding.layout import BoundPlan
+from recjax.embedding.sharding import Homes
 from recjax.errors import TrainingError
 from recjax.parallel.mesh import put, replicated, whole
 from recjax.tiers.tier import Tier

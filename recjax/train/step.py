@@ -269,7 +269,7 @@ class StepOptions:
       accumulate: parts in which each device works on its samples, one after the other, to hold fewer
         activations. The numbers are those of the whole batch. Batches must be routed with equal `parts`.
       schedule: factor of all learning rates, from the steps done before (int32).
-      seed: of stochastic rounding and of dropout; see `low_precision.py` and `recjax.models.stateful`.
+      seed: of stochastic rounding and of dropout; see `recjax.embedding.quantize` and `recjax.models.stateful`.
       per_sample: whether the module asks which samples it sees: see `Forward`.
       late: whether the dense part takes the gradients of the step before: see `recjax.train.late`.
       frozen: whether the dense part, with the module's other state, stays as it is to the last bit.

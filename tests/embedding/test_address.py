@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 import numpy as np
 
-from recjax.embedding.address import homes_of, locator
 from recjax.embedding.bind import bind
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan
 from recjax.embedding.segment import RowIds, Segment
+from recjax.embedding.sharding import homes_of
 from recjax.embedding.spec import FeatureSpec, TableSpec
 
 HOT = RowIds((0, 3, 4))
@@ -27,7 +27,7 @@ def test_every_home_leads_back_to_the_row_that_has_it():
     found = set()
     for owner in range(3):
         homes = np.arange(group.rows, dtype=np.int32)
-        segment, position, used = (np.asarray(x) for x in locator(group, jnp.int32(owner))(jnp.asarray(homes)))
+        segment, position, used = (np.asarray(x) for x in group.locator(jnp.int32(owner))(jnp.asarray(homes)))
         for home in homes[used]:
             of = group.segments[segment[home]]
             row = of.order.row(position[home])

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from recjax.embedding.bands import FEW, Band, bands
+from recjax.embedding.bind import bands
 from recjax.embedding.optim import Sgd
-from recjax.embedding.row_order import RowOrder
+from recjax.embedding.row_order import FEW, Band, RowOrder
 from recjax.embedding.segment import RowIds, Segment
 from recjax.embedding.spec import TableSpec
 

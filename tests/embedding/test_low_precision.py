@@ -20,16 +20,16 @@ from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.bind import bind
 from recjax.embedding.buffers import initial_rows, initialise
 from recjax.embedding.collection import export_tables, import_tables
-from recjax.embedding.exchange.kinds import exchange_of
 from recjax.embedding.layout import Group
-from recjax.embedding.low_precision import from_storage, nearest, stochastic, to_storage
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.plan import make_plan
+from recjax.embedding.quantize import from_storage, nearest, stochastic
 from recjax.embedding.residuals import SparseGradient, UpdateContext
 from recjax.embedding.routing import capacity
 from recjax.embedding.routing.host import pack, route_on_host
 from recjax.embedding.routing.routed import GroupRouting
 from recjax.embedding.segment import Exchange
+from recjax.embedding.sharded import exchange_of
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.errors import ConfigError, TrainingError
 from recjax.models.dlrm import DLRMConfig
@@ -94,13 +94,18 @@ def rounded(
     at = P() if placement == "data_parallel" else P(AXES)
 
     def body(x):
-        return to_storage(group, x, jnp.arange(group.rows, dtype=jnp.int32), seed, jnp.int32(step), jnp.uint16)
+        homes = jnp.arange(group.rows, dtype=jnp.int32)
+        return exchange_of(group).to_storage(x, homes, context_of(seed, jnp.int32(step)), jnp.uint16)
 
     mapped = jax.jit(jax.shard_map(body, mesh=mesh_of(devices, hosts), in_specs=at, out_specs=at, check_vma=False))
     buffer = mapped(jnp.full((group.parts * group.rows, group.width), 1 + 2.0**-8))
     bound = dataclasses.replace(bind_of(group), groups=(group,))
     exported = export_tables(bound, {group.name: buffer}, {group.name: {}})
     return {name: arrays["rows"].load().astype(np.float32) for name, arrays in exported.items()}
+
+
+def context_of(seed: int, step: jax.Array) -> UpdateContext:
+    return UpdateContext(jnp.float32(1), jnp.float32(1), step, jnp.float32(1), seed)
 
 
 def bind_of(group: Group):
@@ -144,7 +149,7 @@ def test_means_over_steps_are_those_of_the_values():
         slots = jnp.arange(group.rows, dtype=jnp.int32)
 
         def one(step):
-            held = to_storage(group, x, slots, 0, step, jnp.uint16)
+            held = exchange_of(group).to_storage(x, slots, context_of(0, step), jnp.uint16)
             return from_storage(held).astype(jnp.float32)
 
         return jnp.mean(jax.lax.map(one, jnp.arange(steps, dtype=jnp.int32), batch_size=64), axis=0)

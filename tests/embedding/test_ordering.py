@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recjax.embedding.routing.sorting import in_order
+from recjax.embedding.segment_sums import in_order
 
 LARGEST = 2**31 - 1
 
@@ -14,7 +14,7 @@ LARGEST = 2**31 - 1
 @pytest.mark.parametrize("pairs", [False, True], ids=["as here", "as on a GPU"])
 def test_equal_keys_keep_their_order(monkeypatch, pairs):
     if pairs:
-        monkeypatch.setattr("recjax.embedding.routing.sorting.target_platform", lambda: "gpu")
+        monkeypatch.setattr("recjax.embedding.segment_sums.target_platform", lambda: "gpu")
     sort = jax.jit(lambda keys: in_order(keys))
 
     @settings(max_examples=30, deadline=None)

@@ -16,8 +16,8 @@ from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import make_plan
 from recjax.embedding.routing import capacity
 from recjax.embedding.routing.host import pack, route_on_host
+from recjax.embedding.routing.keys import distinct
 from recjax.embedding.routing.routed import Routing
-from recjax.embedding.routing.sorting import distinct
 from recjax.embedding.segment import PLACEMENTS
 from recjax.embedding.sharding import ColumnSharding, GridSharding, RowSharding
 from recjax.embedding.spec import FeatureSpec, TableSpec

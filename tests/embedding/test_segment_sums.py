@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from support.problems import equations, mesh_of
 
 from recjax.embedding import segment_sums
-from recjax.embedding.exchange.base import coalesce
 from recjax.embedding.pooling import sum_bags
-from recjax.embedding.segment_sums import PIECE, sum_sorted
+from recjax.embedding.segment_sums import PIECE, coalesce, sum_sorted
 from recjax.kernels import target_platform
 
 pytestmark = pytest.mark.light_compile

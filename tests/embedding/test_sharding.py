@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recjax.embedding import segment_sums
-from recjax.embedding.exchange.base import coalesce
 from recjax.embedding.pooling import pool
 from recjax.embedding.routing.routed import FeatureRouting
+from recjax.embedding.segment_sums import coalesce
 from recjax.embedding.spec import FeatureSpec
 from recjax.errors import ConfigError
 

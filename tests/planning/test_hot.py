@@ -172,7 +172,7 @@ def test_small_tables_join_hot_rows() -> None:
 
 
 def test_owners_of_a_cpu_sort_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Key and place in one integer (`routing/sorting.py`), others pairs, which take a CPU four times as long."""
+    """Key and place in one integer (`segment_sums.py`), others pairs, which take a CPU four times as long."""
     found: list[int] = []
 
     def sort(keys: float, operands: int, moved: float) -> Work:

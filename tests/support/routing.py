@@ -7,12 +7,12 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from recjax.data.batch import Bags, Batch
-from recjax.embedding.bands import BoundSegment
 from recjax.embedding.bind import bind
 from recjax.embedding.layout import BoundPlan, Group
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan
 from recjax.embedding.segment import Segment
+from recjax.embedding.sharding import BoundSegment
 from recjax.embedding.spec import FeatureSpec, TableSpec
 from recjax.parallel.mesh import BATCH_AXES, largest_anywhere
 from recjax.train.routers import PackedBatches, StepInputs

@@ -36,7 +36,7 @@ _tables: dict[Any, Any] = {}
 
 
 def _program(name: str, trainer: Trainer) -> Any:
-    if trainer.bound.cached or trainer.gives_rows or trainer.maps is not None:
+    if trainer.bound.cached or trainer.gives_rows:
         return _PLAIN[name](trainer)
     config = json.loads(settings.to_json(trainer.config))
     del config["data"]
@@ -48,14 +48,10 @@ def _program(name: str, trainer: Trainer) -> Any:
     return _programs[key]
 
 
-def _initialise(
-    bound: Any, mesh: Any, seed: int, dtype: Any = jnp.float32, homes: Any = None, apart: bool = False
-) -> Any:
-    if homes:
-        return initialise(bound, mesh, seed, dtype, homes, apart)
+def _initialise(bound: Any, mesh: Any, seed: int, dtype: Any = jnp.float32, apart: bool = False) -> Any:
     key = bound, mesh, seed, jnp.dtype(dtype), apart
     if key not in _tables:
-        _tables[key] = initialise(bound, mesh, seed, dtype, homes, apart)
+        _tables[key] = initialise(bound, mesh, seed, dtype, apart)
     # The first step donates them. To copy by jnp.copy, a program would be compiled for each shape.
     return jax.tree.map(lambda x: jax.device_put(x, x.sharding, may_alias=False), _tables[key])
 

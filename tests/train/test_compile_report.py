@@ -13,11 +13,11 @@ from recjax.config.run import EmbeddingConfig, FeatureConfig, RunConfig, TableCo
 from recjax.config.train import DenseAdagrad, TrainConfig
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.data.synthetic.stream import ZipfStream
-from recjax.embedding.exchange.kinds import exchange_of
 from recjax.embedding.optim import Adam, RowWiseAdagrad
 from recjax.embedding.plan import Plan
 from recjax.embedding.plan_report import describe_plan
 from recjax.embedding.segment import RowIds, Segment
+from recjax.embedding.sharded import exchange_of
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
 from recjax.planning.compiled_collectives import collectives

@@ -7,10 +7,10 @@ import pytest
 from support.problems import Placed, trainer_of
 from support.small_steps import ADAGRAD, make
 
-from recjax.embedding.exchange.kinds import exchanges_of
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan
 from recjax.embedding.segment import Exchange, RowIds, Segment
+from recjax.embedding.sharded import exchanges_of
 from recjax.planning.compiled_collectives import collectives, members
 
 pytestmark = [pytest.mark.full, pytest.mark.light_compile(as_text=True)]

@@ -29,13 +29,12 @@ from recjax.data.batch import Feature, Schema
 from recjax.data.source import between
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.buffers import initial_rows
-from recjax.embedding.exchange.kinds import exchange_of
 from recjax.embedding.layout import SUMMED
 from recjax.embedding.optim import Adam, RowWiseAdagrad, Sgd
 from recjax.embedding.plan import Plan
 from recjax.embedding.replica_groups import make_average
-from recjax.embedding.routing import host
 from recjax.embedding.segment import Exchange, Segment
+from recjax.embedding.sharded import exchange_of
 from recjax.errors import ConfigError
 from recjax.models.dlrm import DLRMConfig
 from recjax.parallel.mesh import MeshConfig
@@ -135,7 +134,7 @@ def test_who_sends_what_stays_within_groups(hosts: int, plan: str) -> None:
         if n // 4 == m // 4 and (not group.two_step or n % group.per_host == m % group.per_host):
             asker = n // group.per_host if group.two_step else n
             truth[n, m] = len(of_host[asker, 0 if plan == "column_wise" else m % 4])
-    exchange, counts = exchange_of(group), host.true_counts(group, counted)
+    exchange, counts = exchange_of(group), counted.true_counts(group.name)
     across = {e.phase: e for e in exchange.events(placed.capacities, counted.local, 4) if not e.inside}
     found = exchange.sent_bytes(across[Phase.ID_EXCHANGE], counts, counted.local, 4)
     assert truth[:4, :4].any() and truth[4:, 4:].any()

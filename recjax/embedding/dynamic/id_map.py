@@ -22,7 +22,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from recjax.embedding.dynamic.key_index import ABSENT, KeyIndex, distinct_keys
-from recjax.embedding.routing.sorting import distinct
+from recjax.embedding.routing.keys import distinct
 from recjax.embedding.spec import DynamicIds
 
 COUNTS = ("admitted", "evicted", "turned_away", "forgotten", "ids", "unknown_ids")

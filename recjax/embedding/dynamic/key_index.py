@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recjax.embedding.routing.sorting import distinct
+from recjax.embedding.routing.keys import distinct
 
 ABSENT = -1  # value of a key that is not there
 _REMOVED = -2

@@ -18,12 +18,11 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from recjax.data.batch import Batch
-from recjax.embedding.bands import BoundSegment
 from recjax.embedding.buffers import GroupSlots, Tables, call_sizes, initial_rows_of_keys
 from recjax.embedding.dynamic.id_map import Admitted, IdMap
-from recjax.embedding.hot_rows import put_rows
-from recjax.embedding.layout import BoundPlan, Group
-from recjax.embedding.low_precision import nearest, storage_dtype
+from recjax.embedding.hot_rows import SegmentRows
+from recjax.embedding.layout import BoundPlan
+from recjax.embedding.quantize import nearest
 from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.embedding.spec import TableSpec
 from recjax.errors import ConfigError, TrainingError
@@ -206,25 +205,20 @@ def make_reset(bound: BoundPlan, mesh: Mesh, table: str, seed: int, dtype: Any) 
             tables, slots = dict(tables), {name: dict(of) for name, of in slots.items()}
             values_CxD = initial_rows_of_keys(seed, table, halves_2xC[0], halves_2xC[1], spec.dim, spec.scale)
             for (group, segment), (home_2xC, slot_2xC) in zip(parts, homes, strict=True):
-                values = nearest(values_CxD, storage_dtype(group, dtype))
-                tables[group.name] = put_rows(group, segment, tables[group.name], values, home_2xC)
-                own, own_segment = _slots_of(group, segment)
+                values = nearest(values_CxD, group.storage_dtype(dtype))
+                rows = SegmentRows(group, segment)
+                tables[group.name] = rows.put(tables[group.name], values, home_2xC)
                 initial = group.slots()
                 for name, block in slots[group.name].items():
                     shape = (len(values), spec.dim)[: block.ndim]
                     new = jnp.full(shape, initial[name].initial, block.dtype)
-                    slots[group.name][name] = put_rows(own, own_segment, block, new, slot_2xC)
+                    slots[group.name][name] = rows.of_slots.put(block, new, slot_2xC)
         return tables, slots
 
     embeddings: Any = ShardedEmbeddings(bound)
     specs = embeddings.partition_specs(), embeddings.slot_specs()
     mapped = jax.shard_map(body, mesh=mesh, in_specs=(*specs, P(), P()), out_specs=specs, check_vma=False)
     return jax.jit(mapped, donate_argnums=(0, 1))
-
-
-def _slots_of(group: Group, segment: BoundSegment) -> tuple[Group, BoundSegment]:
-    own = group.slot_group
-    return own, own.segments[group.segments.index(segment)]
 
 
 def require_possible(bound: BoundPlan) -> None:

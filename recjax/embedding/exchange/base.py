@@ -3,7 +3,7 @@
 N are the devices of one replica group, on H hosts of E devices each; all exchanges but `replica_exchange` stay within
 such a group. Only distinct rows travel, in both directions. Where both H and E are above one, the exchange with the
 owners goes across hosts alone, and one within each host follows it (precedes it, for gradients): see
-`routing/hierarchical.py`.
+`routing/keys.py`.
 
 Where a group's exchange has a reduced precision, rows or gradients travel encoded (`quantize.py`), in as many
 collectives. Gradients are summed over a device's samples before, and over devices after; both sums are float32.
@@ -27,20 +27,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from recjax import kernels
-from recjax.embedding.address import homes_of
-from recjax.embedding.exchange.events import Event, Meeting
+from recjax.embedding.exchange.events import Event
 from recjax.embedding.exchange.wire import gather_rows
 from recjax.embedding.layout import ROWS, SUMMED, Group
-from recjax.embedding.lines import get_rows, set_rows
-from recjax.embedding.low_precision import from_storage, to_storage
 from recjax.embedding.optim import OptimizerContext, Slots
-from recjax.embedding.quantize import encoded_bytes
+from recjax.embedding.quantize import encoded_bytes, from_storage, nearest, random_bits, stochastic
 from recjax.embedding.residuals import FetchResiduals, Proposed, SparseGradient, UpdateContext
 from recjax.embedding.routing.routed import GroupRouting
-from recjax.embedding.routing.sorting import in_order
-from recjax.embedding.segment_sums import by_segments, segment_sums
-from recjax.embedding.spec import MAX_ROWS
-from recjax.errors import ConfigError
+from recjax.embedding.segment_sums import coalesce
+from recjax.embedding.sharding import homes_of
 from recjax.parallel.mesh import ACROSS_GROUPS
 from recjax.utils.phases import Phase
 
@@ -96,7 +91,7 @@ class GroupExchange(abc.ABC):
 
     def event(self, phase: Phase, kind: str, axes: tuple[str, ...], padded_bytes: float, inside: bool = False) -> Event:
         """Makes an event of this exchange; the arguments are as `Event` has them."""
-        return event_of(self.group, phase, kind, axes, padded_bytes, inside)
+        return self.group.meeting.event(phase, kind, axes, padded_bytes, inside)
 
     @abc.abstractmethod
     def fetch(
@@ -168,7 +163,7 @@ class GroupExchange(abc.ABC):
         """Returns what of an array [R, ...] belongs to the rows that pass through the optimizer."""
         if self.group.optimizer.every_row:
             return x
-        return get_rows(self.group.lines, x, gradient.touched, unique_indices=True, indices_are_sorted=True)
+        return self.group.get_rows(x, gradient.touched, unique_indices=True, indices_are_sorted=True)
 
     def proposed(
         self,
@@ -211,9 +206,32 @@ class GroupExchange(abc.ABC):
             # A step that is not ok aims every write past the end, which changes nothing and stays in place.
             target_M = jnp.where(ok, touched, self.group.rows + jnp.arange(touched.shape[0], dtype=jnp.int32))
             homes_M = homes_of(touched, context.homes.get(self.group.name))
-            new_MxW = to_storage(self.group, proposed.rows, homes_M, context.seed, context.step, table_RxW.dtype)
-            new_slots = {k: set_rows(self.group.lines, slots_R[k], target_M, v) for k, v in proposed.slots.items()}
-            return set_rows(self.group.lines, table_RxW, target_M, new_MxW), new_slots
+            new_MxW = self.to_storage(proposed.rows, homes_M, context, table_RxW.dtype)
+            new_slots = {k: self.group.set_rows(slots_R[k], target_M, v) for k, v in proposed.slots.items()}
+            return self.group.set_rows(table_RxW, target_M, new_MxW), new_slots
+
+    def to_storage(self, new_MxW: jax.Array, homes_M: jax.Array, context: UpdateContext, dtype: Any) -> jax.Array:
+        """Returns updated rows as the group's buffer holds them.
+
+        Args:
+          new_MxW: the rows.
+          homes_M: their homes in this device's part of the buffer; beyond R for what is not written.
+          context: seed and step, for the rounding.
+          dtype: of the buffer.
+        """
+        group = self.group
+        if dtype != jnp.uint16 or group.rounding == "nearest":
+            return nearest(new_MxW, dtype)
+        part = self.sharding.this_part()
+        _, column = group.place(part)
+        segment_M, position_M, _ = group.locator(part)(homes_M)
+        columns = group.columns.start(column) + jnp.arange(group.width, dtype=jnp.int32)
+        if any(s.first for s in group.segments):
+            first_T = jnp.asarray([s.first for s in group.segments], jnp.int32)
+            columns = first_T[segment_M][:, None] + columns[None]
+        tables = [s.spec.name for s in group.segments]
+        bits_MxW = random_bits(context.seed, context.step, tables, segment_M, position_M, columns)
+        return stochastic(new_MxW, bits_MxW)
 
     def scale(self, context: UpdateContext) -> jax.Array:
         """Returns the factor of the gradients: the late one where means over rows are made from several devices'."""
@@ -286,7 +304,7 @@ class GroupExchange(abc.ABC):
             ):  # which fetches far rows from memory before their turn comes
                 rows = kernels.bags(table_RxW, asked.reshape(-1, 1)).reshape(*asked.shape, self.group.width)
             else:
-                rows = from_storage(get_rows(self.group.lines, table_RxW, asked))
+                rows = from_storage(self.group.get_rows(table_RxW, asked))
         if mean:
             with jax.named_scope(Phase.REPLICA_EXCHANGE):
                 wide = rows.astype(jnp.float32) if rows.dtype == jnp.bfloat16 else rows
@@ -345,20 +363,27 @@ class GroupExchange(abc.ABC):
         def choose(new: jax.Array, old: jax.Array) -> jax.Array:  # both [R, ...]
             return jnp.where(changed_R.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
-        new_RxW = to_storage(self.group, proposed.rows, homes_R, context.seed, context.step, table_RxW.dtype)
+        new_RxW = self.to_storage(proposed.rows, homes_R, context, table_RxW.dtype)
         return choose(new_RxW, table_RxW), {k: choose(v, slots_R[k]) for k, v in proposed.slots.items()}
+
+    def fused_operands(self, table_RxW: jax.Array, routing: GroupRouting) -> tuple[jax.Array, jax.Array] | None:
+        """The table and the slots [C] of the fetched rows, if a kernel can sum bags without fetching them; else None.
+
+        It can where this device holds all rows: then what `fetch` gives is a copy, which nothing but a sum reads. With
+        bags of one it does not pay: to fetch the distinct rows in the order of their slots, and to sum from there, took
+        11 ms a step for bench_mlperf64 and sums straight from the table 19; with bags of ten (bench_multihot) it was 49
+        and 25.
+        """
+        group = self.group
+        here = not group.spread or group.devices == 1
+        long = sum(source.feature.bag or 2 for source in group.sources) >= 2 * len(group.sources)
+        if here and group.listed and long and self.in_place(table_RxW):
+            return table_RxW, routing.slots_NxOxC.reshape(-1)
+        return None
 
     def in_place(self, table_RxW: jax.Array) -> bool:
         """Returns whether kernels may work on a table itself: they pass once over some rows, and copy none."""
         return self.group.lines is None and table_RxW.dtype == jnp.float32 and kernels.available(jnp.float32)
-
-
-def event_of(
-    group: Group, phase: Phase, kind: str, axes: tuple[str, ...], padded_bytes: float, inside: bool = False
-) -> Event:
-    """Makes an event among the devices that a group is spread over; the arguments are as `Event` has them."""
-    meeting = Meeting(group.replicas, group.hosts, group.per_host)
-    return Event(phase, kind, axes, meeting.members(axes), padded_bytes, inside)
 
 
 def replica_events(group: Group, capacities: Mapping[str, float], item_bytes: int) -> list[Event]:
@@ -368,43 +393,4 @@ def replica_events(group: Group, capacities: Mapping[str, float], item_bytes: in
     rows = group.replicas * (capacities.get(group.name + SUMMED, 0) + capacities.get(group.name + ROWS, 0))
     row_bytes = encoded_bytes(group.width, group.exchange.backward, item_bytes)
     sizes = rows * 4, rows * row_bytes
-    return [event_of(group, Phase.REPLICA_EXCHANGE, "all-gather", ACROSS_GROUPS, size) for size in sizes]
-
-
-def coalesce(slots_M: jax.Array, grads_MxD: jax.Array, rows: int, lists: int, atomics: bool = False) -> SparseGradient:
-    """Sums the gradients of equal slots.
-
-    Sorting first keeps the order of the additions fixed, so that repeated runs agree to the bit, and
-    lets the update scatter to unique, sorted slots. On a GPU that takes more: see `segment_sums.py`.
-
-    Args:
-      slots_M: int32; `rows` (out of range) marks an entry that holds nothing.
-      grads_MxD: the entries' gradients.
-      rows: R of the buffer.
-      lists: of how many lists `slots_M` consists, each of which holds a slot once, ascending, unused entries last.
-      atomics: whether a GPU may add up by atomic operations, in any order.
-
-    Returns:
-      unique slots [M], strictly ascending, those not in use at R or beyond; sums [M, D] beside them.
-
-    Raises:
-      ConfigError: R + M exceeds int32, so that marks beyond R would wrap around to real rows.
-    """
-    M = slots_M.shape[0]
-    if rows + M > MAX_ROWS:
-        raise ConfigError(
-            f"a device holds {rows:,} rows of one group and receives up to {M:,} row gradients a step; together they "
-            f"may be at most {MAX_ROWS:,} (int32). Use more devices or a smaller batch."
-        )
-    unused_M = rows + jnp.arange(M, dtype=jnp.int32)
-    if lists == 1:
-        return SparseGradient(jnp.where(slots_M < rows, slots_M, unused_M), grads_MxD)
-    sorted_M, order_M = in_order(slots_M)
-    starts_M = jnp.concatenate([jnp.ones(1, bool), sorted_M[1:] != sorted_M[:-1]])
-    segment_M = jnp.cumsum(starts_M, dtype=jnp.int32) - 1
-    unique_M = unused_M.at[segment_M].set(sorted_M, indices_are_sorted=True)
-    if not by_segments(atomics):
-        sums_MxD = jax.ops.segment_sum(grads_MxD[order_M], segment_M, M, indices_are_sorted=True)
-        return SparseGradient(unique_M, sums_MxD)
-    # A slot is in each list once; of the entries that hold nothing there may be more, whose sum nobody reads.
-    return SparseGradient(unique_M, segment_sums(grads_MxD, order_M, segment_M, None, M, most=lists))
+    return [group.meeting.event(Phase.REPLICA_EXCHANGE, "all-gather", ACROSS_GROUPS, size) for size in sizes]

@@ -40,13 +40,13 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from recjax.embedding.exchange.base import GroupExchange, coalesce
+from recjax.embedding.exchange.base import GroupExchange
 from recjax.embedding.exchange.events import Event
-from recjax.embedding.low_precision import from_storage
 from recjax.embedding.optim import Slots
+from recjax.embedding.quantize import from_storage
 from recjax.embedding.residuals import FetchResiduals, Proposed, SparseGradient, UpdateContext
 from recjax.embedding.routing.routed import GroupRouting
-from recjax.embedding.segment_sums import by_segments
+from recjax.embedding.segment_sums import by_segments, coalesce
 from recjax.parallel.mesh import ACROSS_GROUPS, BATCH_AXES, MODEL_AXES
 from recjax.utils.phases import Phase
 

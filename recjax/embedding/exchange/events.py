@@ -12,22 +12,6 @@ from recjax.utils.phases import Phase
 
 
 @dataclasses.dataclass(frozen=True)
-class Meeting:
-    """Sizes of the mesh axes: replica groups, hosts of each, devices of each of these."""
-
-    replicas: int
-    hosts: int
-    per_host: int
-
-    @functools.lru_cache(maxsize=256)  # noqa: B019  # of a few meshes
-    def members(self, axes: tuple[str, ...]) -> tuple[int, ...]:
-        """Returns the devices that meet device 0 along some axes, by their numbers in the mesh."""
-        sizes = dict(zip(AXES, (self.replicas, self.hosts, self.per_host), strict=True))
-        numbers = np.arange(self.replicas * self.hosts * self.per_host).reshape(tuple(sizes.values()))
-        return tuple(numbers[tuple(slice(None) if axis in axes else 0 for axis in AXES)].ravel().tolist())
-
-
-@dataclasses.dataclass(frozen=True)
 class Event:
     """A collective of a step, of an exchange.
 
@@ -65,3 +49,23 @@ class Event:
         """Returns what it connects: "devices" of one host, "hosts" (one device of each), or "both"."""
         hosts = len({number // per_host for number in self.members})
         return "devices" if hosts == 1 else "hosts" if hosts == self.devices else "both"
+
+
+@dataclasses.dataclass(frozen=True)
+class Meeting:
+    """Devices that may take part in events: sizes of the mesh axes, replica groups, hosts of each, devices there."""
+
+    replicas: int
+    hosts: int
+    per_host: int
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019  # of a few meshes
+    def members(self, axes: tuple[str, ...]) -> tuple[int, ...]:
+        """Returns the devices that meet device 0 along some axes, by their numbers in the mesh."""
+        sizes = dict(zip(AXES, (self.replicas, self.hosts, self.per_host), strict=True))
+        numbers = np.arange(self.replicas * self.hosts * self.per_host).reshape(tuple(sizes.values()))
+        return tuple(numbers[tuple(slice(None) if axis in axes else 0 for axis in AXES)].ravel().tolist())
+
+    def event(self, phase: Phase, kind: str, axes: tuple[str, ...], padded_bytes: float, inside: bool = False) -> Event:
+        """Makes an event among the devices; the arguments are as `Event` has them."""
+        return Event(phase, kind, axes, self.members(axes), padded_bytes, inside)

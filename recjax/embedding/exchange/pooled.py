@@ -26,19 +26,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from recjax.embedding.exchange.base import event_of, replica_events
-from recjax.embedding.exchange.events import Event
+from recjax.embedding.exchange.base import replica_events
+from recjax.embedding.exchange.events import Event, Meeting
 from recjax.embedding.exchange.wire import all_to_all, exchange_rows, extents_of
-from recjax.embedding.layout import Group, PooledExchange
-from recjax.embedding.lines import get_rows
-from recjax.embedding.low_precision import from_storage
-from recjax.embedding.quantize import encoded_bytes
+from recjax.embedding.quantize import encoded_bytes, from_storage
 from recjax.embedding.residuals import Entries, SparseGradient, Vectors
 from recjax.embedding.routing.pooled import PooledRouting
 from recjax.embedding.routing.routed import GroupRouting
-from recjax.embedding.routing.sorting import in_order
 from recjax.embedding.segment import Exchange
-from recjax.embedding.segment_sums import segment_sums
+from recjax.embedding.segment_sums import in_order, segment_sums
+from recjax.embedding.streams import PooledExchange
 from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, INSIDE_HOST, MODEL_AXES
 from recjax.utils.phases import Phase
 
@@ -64,10 +61,11 @@ class PoolingExchange:
         columns = (e.blocks * e.block, e.shared_blocks * e.block)
         divided = any(g.divides_row_means and own for g, own in zip(e.groups, e.streams, strict=True))
         entries = capacities[e.name]
-        events = vector_events(e.groups[0], entries, samples, columns, e.block, e.weighted, e.exchange, item_bytes)
+        meeting, ragged = e.groups[0].meeting, e.groups[0].ragged
+        events = vector_events(meeting, entries, samples, columns, e.block, e.weighted, e.exchange, item_bytes, ragged)
         if divided and e.devices > 1:
             size = e.devices * entries * item_bytes
-            events += [event_of(e.groups[0], Phase.ROW_STATISTIC, "all-to-all", MODEL_AXES, size)] * 2
+            events += [meeting.event(Phase.ROW_STATISTIC, "all-to-all", MODEL_AXES, size)] * 2
         alone = (group for group in e.groups if not group.sources)  # an exchange of rows tells it of the others
         return events + [event for group in alone for event in replica_events(group, capacities, item_bytes)]
 
@@ -127,8 +125,8 @@ class PoolingExchange:
                     weights_NxC = all_to_all(routing.weights_NxOxC[0], extents=extents)
             entries = self._entries(routing, lists_NxC, weights_NxC, samples)
             sums = [
-                _summed(group, tables[group.name], of_group, len(lists_NxC) * T * samples, mean and group.independent)
-                for group, T, of_group in zip(self.layout.groups, self.layout.widths, entries, strict=True)
+                self._summed(g, tables[group.name], entries[g], len(lists_NxC) * self.layout.widths[g] * samples, mean)
+                for g, group in enumerate(self.layout.groups)
             ]
             with jax.named_scope(Phase.POOLED_EXCHANGE):
                 blocks = self._blocks(sums, samples)
@@ -160,10 +158,9 @@ class PoolingExchange:
                     arrived.append(self._to_hosts(self._host_gradients(scaled)))
                 of_bags = self._as_summed(arrived)
             found = {}
-            each = zip(self.layout.groups, entries, of_bags, routing.sizes, strict=True)
-            for group, of_group, grads_GxD, (_, rows) in each:
+            for g, group in enumerate(self.layout.groups):
                 with jax.named_scope(Phase.SPARSE_UPDATE):
-                    found[group.name] = _by_row(group, of_group, grads_GxD, rows)
+                    found[group.name] = self._by_row(g, entries[g], of_bags[g], routing.sizes[g][1])
             return found
 
     def _entries(
@@ -203,6 +200,40 @@ class PoolingExchange:
             found.append(Entries(slots_NxC.reshape(-1), bag_NxC.reshape(-1), weights_M, places_M, streams_M))
             start_N = start_N + total_N
         return tuple(found)
+
+    def _summed(self, g: int, table_RxW: jax.Array, entries: Entries, bags: int, mean: bool) -> jax.Array:
+        """The sums of all bags of a group, [bags, D]; `mean` as for `look_up`."""
+        group = self.layout.groups[g]
+        slots_M, bags_M, weights_M = entries[:3]
+        if mean and group.independent:
+            with jax.named_scope(Phase.REPLICA_EXCHANGE):
+                asked = jax.tree.map(lambda x: jax.lax.all_gather(x, ACROSS_GROUPS), entries)
+            of_groups = [jax.tree.map(operator.itemgetter(r), asked) for r in range(group.replicas)]
+            sums = jnp.stack([self._summed(g, table_RxW, of_group, bags, False) for of_group in of_groups])
+            with jax.named_scope(Phase.REPLICA_EXCHANGE):
+                mean_BxD: jax.Array = jax.lax.psum_scatter(sums, ACROSS_GROUPS) / group.replicas
+            return mean_BxD
+
+        def read(table_RxW: jax.Array, slots: jax.Array) -> jax.Array:
+            rows = from_storage(group.get_rows(table_RxW, slots))
+            return rows.astype(jnp.float32) if rows.dtype == jnp.bfloat16 else rows
+
+        with jax.named_scope(Phase.GATHER):
+            return segment_sums(table_RxW, slots_M, bags_M, weights_M, bags, read, group.rows, group.atomics)
+
+    def _by_row(self, g: int, entries: Entries, grads_BxD: jax.Array, rows: int) -> SparseGradient:
+        """The gradients of `rows` distinct rows of a group at most, from those of the bags."""
+        group = self.layout.groups[g]
+        slots_M, bags_M, weights_M = entries[:3]
+        sorted_M, order_M = in_order(slots_M)
+        starts_M = jnp.concatenate([jnp.ones(1, bool), sorted_M[1:] != sorted_M[:-1]])
+        row_M = jnp.cumsum(starts_M, dtype=jnp.int32) - 1
+        row_M = jnp.where(sorted_M < group.rows, row_M, rows)
+        unused = group.rows + jnp.arange(rows, dtype=jnp.int32)
+        touched = unused.at[row_M].set(sorted_M, mode="drop", indices_are_sorted=True)
+        weights_M = None if weights_M is None else weights_M[order_M]
+        sums = segment_sums(grads_BxD, bags_M[order_M], row_M, weights_M, rows, atomics=group.atomics)
+        return SparseGradient(touched, sums)
 
     def _blocks(self, sums: list[jax.Array], b: int) -> jax.Array:
         """The sums of all groups, [N, blocks of all, b, q]."""
@@ -309,7 +340,7 @@ class PoolingExchange:
 
 
 def vector_events(
-    group: Group,
+    meeting: Meeting,
     entries: float,
     samples: int,
     columns: tuple[float, float],
@@ -317,11 +348,12 @@ def vector_events(
     weighted: bool,
     precision: Exchange,
     item_bytes: int,
+    ragged: bool = False,
 ) -> list[Event]:
     """The collectives of an exchange of pooled vectors; none on one device.
 
     Args:
-      group: one of its groups, by which devices are known.
+      meeting: of the devices.
       entries: of the list of ids from a device to an owner, at most.
       samples: b.
       columns: of the vectors that an owner sends for each sample, at most; and of those that a host does together.
@@ -329,20 +361,21 @@ def vector_events(
       weighted: whether ids carry weights.
       precision: of the vectors and their gradients.
       item_bytes: of an element, and of a weight.
+      ragged: whether lists of ids travel without their padding.
     """
-    N, H = group.devices, group.hosts
+    H, N = meeting.hosts, meeting.hosts * meeting.per_host
     if N == 1:
         return []
-    ragged = ("ragged-" if group.ragged else "") + "all-to-all"
+    of_ids = ("ragged-" if ragged else "") + "all-to-all"
 
     def make(phase: Phase, kind: str, axes: tuple[str, ...], size: float, piece: int = 0) -> Event:
-        return dataclasses.replace(event_of(group, phase, kind, axes, size), piece=piece)
+        return dataclasses.replace(meeting.event(phase, kind, axes, size), piece=piece)
 
-    events = [make(Phase.ID_EXCHANGE, ragged, MODEL_AXES, N * entries * 4)]
-    if group.ragged:
+    events = [make(Phase.ID_EXCHANGE, of_ids, MODEL_AXES, N * entries * 4)]
+    if ragged:
         events.append(make(Phase.ID_EXCHANGE, "all-to-all", MODEL_AXES, N * 4))
     if weighted:
-        events.append(make(Phase.ID_EXCHANGE, ragged, MODEL_AXES, N * entries * item_bytes, piece=1))
+        events.append(make(Phase.ID_EXCHANGE, of_ids, MODEL_AXES, N * entries * item_bytes, piece=1))
     for phase, way in ((Phase.POOLED_EXCHANGE, precision.forward), (Phase.POOLED_GRAD_EXCHANGE, precision.backward)):
         each, of_host = (samples * c / block * encoded_bytes(block, way, item_bytes) for c in columns)
         if each:
@@ -362,43 +395,6 @@ def _repeated(lengths_B: jax.Array, total: int) -> jax.Array:
     starts_B = jnp.cumsum(lengths_B, dtype=jnp.int32) - lengths_B
     begun = jnp.zeros(total, jnp.int32).at[starts_B[1:]].add(1, mode="drop", indices_are_sorted=True)
     return jnp.cumsum(begun, dtype=jnp.int32)
-
-
-def _summed(group: Group, table_RxW: jax.Array, entries: Entries, bags: int, mean: bool) -> jax.Array:
-    """The sums of all bags, [bags, D]."""
-    slots_M, bags_M, weights_M = entries[:3]
-    if mean:
-        with jax.named_scope(Phase.REPLICA_EXCHANGE):
-            asked = jax.tree.map(lambda x: jax.lax.all_gather(x, ACROSS_GROUPS), entries)
-        of_groups = [jax.tree.map(operator.itemgetter(r), asked) for r in range(group.replicas)]
-        sums = jnp.stack([_summed(group, table_RxW, of_group, bags, False) for of_group in of_groups])
-        with jax.named_scope(Phase.REPLICA_EXCHANGE):
-            mean_BxD: jax.Array = jax.lax.psum_scatter(sums, ACROSS_GROUPS) / group.replicas
-        return mean_BxD
-    with jax.named_scope(Phase.GATHER):
-        read = functools.partial(_wide, group)
-        return segment_sums(table_RxW, slots_M, bags_M, weights_M, bags, read, group.rows, group.atomics)
-
-
-def _wide(group: Group, table_RxW: jax.Array, slots: jax.Array) -> jax.Array:
-    """The rows in some slots, as floats to calculate with."""
-    found = from_storage(get_rows(group.lines, table_RxW, slots))
-    return found.astype(jnp.float32) if found.dtype == jnp.bfloat16 else found
-
-
-def _by_row(group: Group, entries: Entries, grads_BxD: jax.Array, rows: int) -> SparseGradient:
-    """The gradients of `rows` distinct rows at most, from those of the bags."""
-    slots_M, bags_M, weights_M = entries[:3]
-    sorted_M, order_M = in_order(slots_M)
-    starts_M = jnp.concatenate([jnp.ones(1, bool), sorted_M[1:] != sorted_M[:-1]])
-    row_M = jnp.cumsum(starts_M, dtype=jnp.int32) - 1
-    row_M = jnp.where(sorted_M < group.rows, row_M, rows)
-    unused = group.rows + jnp.arange(rows, dtype=jnp.int32)
-    touched = unused.at[row_M].set(sorted_M, mode="drop", indices_are_sorted=True)
-    weights_M = None if weights_M is None else weights_M[order_M]
-    return SparseGradient(
-        touched, segment_sums(grads_BxD, bags_M[order_M], row_M, weights_M, rows, atomics=group.atomics)
-    )
 
 
 def tell_requesters(routing: PooledRouting, entries: Sequence[Entries], numbers: Sequence[jax.Array]) -> jax.Array:

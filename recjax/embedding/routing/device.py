@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +25,7 @@ from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, Group
 from recjax.embedding.routing.host import jagged_sizes, local_samples, locate_pooled, pack_feature
 from recjax.embedding.routing.routed import FeatureRouting, GroupRouting, RoutedBatch, Routing
 from recjax.embedding.segment_sums import by_segments, first_entries
+from recjax.embedding.sharding import BoundSegment
 from recjax.embedding.spec import MAX_ROWS
 from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, INSIDE_HOST, MODEL_AXES, Share
 
@@ -32,44 +34,105 @@ Sizes = tuple[tuple[int, int, int], ...]  # see `sizes`
 Features = dict[str, FeatureRouting]  # feature name -> with ids where the routing has indices of rows
 
 
-def routes(choice: str, platform: str, static: bool = True) -> bool:
-    """Returns whether devices are to route.
-
-    On a CPU they do not by themselves: there XLA sorts 106,496 ids of one batch in 22 ms, where the host takes 3.
-
-    Args:
-      choice: `train.routing`: "device", "host" or "auto".
-      platform: of the devices.
-      static: whether rows stay where the compiled program has them; devices route nothing else by themselves.
-    """
-    return choice == "device" or (choice == "auto" and static and platform != "cpu")
-
-
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DeviceIds:
     """Places of a group's ids, in the order of the features and of their arrays. M ids on all devices together.
 
     Attributes:
+      group: the table group.
       bucket_M: int32, that of the owner (`Group.destination`), 0 to O - 1; O where there is no id.
       slot_M: int32, in the owner's buffer, where all groups' slots are homes: the host alone has a way to others.
       rank_M: int32, place in the list of rows that this device fetches.
       counts_NxO: int32, how many each list has.
       order_M: int32, places of these ids in ascending order of bucket and slot.
       ranks_M: int32, `rank_M` in that order.
-      relay: None, or what every device as a relay is asked for by those of its host: see `_relay`.
+      relay: None, or what every device as a relay is asked for by those of its host.
     """
 
+    group: Group
     bucket_M: Any
     slot_M: Any
     rank_M: Any
     counts_NxO: Any
     order_M: Any
     ranks_M: Any
-    relay: Relay | None
+    relay: Relay | None = None
+
+    @classmethod
+    def locate(cls, group: Group, ids: Mapping[str, jax.Array]) -> DeviceIds:
+        """Finds the places of a group's ids, which are given by feature."""
+        buckets, slots = [], []
+        for source in group.sources:
+            ids_L = ids[source.feature.name]
+            owner_L, slot_L, here_L = source.locate(jnp.maximum(ids_L, 0))
+            none_L = ids_L == NOTHING if here_L is None else (ids_L == NOTHING) | ~here_L
+            buckets.append(jnp.where(none_L, group.owners, group.destination(owner_L) if group.owners > 1 else 0))
+            slots.append(slot_L)
+        bucket_M, slot_M = (jnp.concatenate(x).astype(jnp.int32) for x in (buckets, slots))
+        rank_M, count_O, order_M, ranks_M = _rank(
+            bucket_M, slot_M, group.num_peers, group.num_row_lists, group.rows, group.dedup
+        )
+        found = cls(group, bucket_M, slot_M, rank_M, count_O[None], order_M, ranks_M)
+        return dataclasses.replace(found, relay=found._relayed()) if group.two_step else found
+
+    def _relayed(self) -> Relay:
+        """Rows that this device relays, from the ids of all devices of its host, which exchange what they want."""
+        group, count_O = self.group, self.counts_NxO[0]
+        bucket_K, slot_K, place_K = jax.lax.all_gather(
+            (self.bucket_M, self.slot_M, self.rank_M), INSIDE_HOST, tiled=True
+        )
+        device_K = jnp.arange(len(bucket_K), dtype=jnp.int32) // len(self.bucket_M)
+        number = 0 if group.num_row_lists == 1 else jax.lax.axis_index(INSIDE_HOST)
+        owner_K = jnp.where(bucket_K // group.num_peers == number, bucket_K % group.num_peers, group.num_peers)
+        rank_K, count_A, *_ = _rank(owner_K, slot_K, 1, group.num_peers, group.rows, group.dedup)
+        handed_E = jax.lax.all_gather(count_O, INSIDE_HOST)[:, number]
+        return Relay(owner_K, slot_K, rank_K, device_K, place_K, count_A[None], handed_E[None])
+
+    @functools.cached_property
+    def list_M(self) -> jax.Array:
+        """int32, the list that each id's row is fetched in; beyond all of them where there is no id."""
+        found: jax.Array = self.bucket_M // self.group.num_peers
+        return found
+
+    def lay_out(self, C: int, across: int, summed: int) -> GroupRouting:
+        """Writes the group's routing in arrays of these sizes: see `sizes`."""
+        group, lists = self.group, self.group.num_row_lists
+        ordered = self._in_order(C) if by_segments(group.atomics) else {}
+        if self.relay is not None:
+            return dataclasses.replace(self._lay_out_relay(self.relay, C, across, summed), **ordered)
+        if ordered:
+            slots_M = self.slot_M[self.order_M]
+            slots_OxC = slots_M.at[ordered["start_U"]].get(mode="fill", fill_value=group.rows).reshape(lists, C)
+            return GroupRouting(slots_OxC[None], self.counts_NxO, summed=summed, **ordered)
+        slots_OxC = jnp.full((lists, C), group.rows, jnp.int32)
+        slots_OxC = slots_OxC.at[self.list_M, self.rank_M].set(self.slot_M, mode="drop")  # equal ids write the same
+        return GroupRouting(slots_OxC[None], self.counts_NxO, summed=summed)
+
+    def _in_order(self, C: int) -> dict[str, Any]:
+        """Returns what `GroupRouting` has of ids in the order of their rows, of which C are fetched from each list.
+
+        All that it takes is the one sort: where a step needs nothing else of the routing, the places of ids in their
+        own order are never written.
+        """
+        group = self.group
+        list_M, end = self.bucket_M[self.order_M] // group.num_peers, group.num_row_lists * C
+        row_M = jnp.where((list_M < group.num_row_lists) & (self.ranks_M < C), list_M * C + self.ranks_M, end)
+        whole = group.owners == 1 and group.width == group.dim
+        slot_M = jnp.where(self.bucket_M == 0, self.slot_M, group.rows) if whole else None
+        return {"order_M": self.order_M, "row_M": row_M, "start_U": first_entries(row_M, end), "slot_M": slot_M}
+
+    def _lay_out_relay(self, relay: Relay, C: int, across: int, summed: int) -> GroupRouting:
+        """Like `keys.Merged.lay_out` does it on the host."""
+        group = self.group
+        slots_AxK = jnp.full((group.num_peers, across), group.rows, jnp.int32)
+        slots_AxK = slots_AxK.at[relay.owner_M, relay.rank_M].set(relay.slot_M, mode="drop")
+        inside_ExC = jnp.tile(group.num_peers * across + jnp.arange(C, dtype=jnp.int32), (group.per_host, 1))
+        device_M = jnp.where(relay.owner_M < group.num_peers, relay.device_M, group.per_host)
+        index_M = relay.owner_M * across + relay.rank_M
+        inside_ExC = inside_ExC.at[device_M, relay.place_M].set(index_M, mode="drop")
+        return GroupRouting(slots_AxK[None], relay.counts_NxA, inside_ExC[None], relay.handed_NxE, summed)
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Relay:
     """Rows that the devices of a host ask of a relay; M is as many as all of them have ids.
@@ -106,11 +169,8 @@ def count_ids(
 
 def sizes(bound: BoundPlan, capacities: dict[str, int]) -> Sizes:
     """Sizes for `write_routing`: each group's capacity of its lists, across hosts and replicas (0 if it has none)."""
-
-    def further(group: Group, key: str) -> int:
-        return capacities.get(group.name + key, 0)
-
-    return tuple((capacities[g.name], further(g, ACROSS), further(g, SUMMED)) for g in bound.listing)
+    further = capacities.get
+    return tuple((capacities[g.name], further(g.name + ACROSS, 0), further(g.name + SUMMED, 0)) for g in bound.listing)
 
 
 def named_sizes(bound: BoundPlan, sizes: Sizes) -> dict[str, int]:
@@ -120,19 +180,19 @@ def named_sizes(bound: BoundPlan, sizes: Sizes) -> dict[str, int]:
 
 
 def largest_sizes(bound: BoundPlan, features: Features) -> Sizes:
-    """Sizes that hold every batch of features of these shapes on one device, where nothing travels."""
-    of = {lookup.feature: features[lookup.name].inverse.size for lookup in bound.lookups}
-    return tuple((_most_rows(group, of), 0, 0) for group in bound.listing)
+    """Sizes that hold every batch of features of these shapes on one device, where nothing travels.
 
-
-def _most_rows(group: Group, ids: Mapping[str, int]) -> int:
-    """Distinct rows at most that features of so many ids look up in a group: of a small table all that it has."""
-    of_rows: dict[tuple[Any, ...], int] = collections.Counter()
-    for source in group.sources:
-        of_rows[source.segments] += ids[source.feature.name]
-    if not group.dedup:
-        return sum(of_rows.values())
-    return sum(min(count, sum(s.band.size for s in segments)) for segments, count in of_rows.items())
+    Of a small table that is all of its rows.
+    """
+    ids = {lookup.feature: features[lookup.name].inverse.size for lookup in bound.lookups}
+    found = []
+    for group in bound.listing:
+        ids_of: dict[tuple[BoundSegment, ...], int] = collections.Counter()
+        for source in group.sources:
+            ids_of[source.segments] += ids[source.feature.name]
+        rows_of = {segments: sum(s.band.size for s in segments) for segments in ids_of}
+        found.append(sum(min(n, rows_of[of]) if group.dedup else n for of, n in ids_of.items()))
+    return tuple((rows, 0, 0) for rows in found)
 
 
 def pack_ids(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtype: Any) -> Features:
@@ -161,7 +221,7 @@ def find_rows(bound: BoundPlan, features: Features) -> tuple[dict[str, DeviceIds
       features: of this device, as `pack_ids` makes them.
     """
     ids = {lookup.feature: features[lookup.name].inverse.ravel() for lookup in bound.lookups}
-    located = {group.name: _locate(group, ids) for group in bound.listing}
+    located = {group.name: DeviceIds.locate(group, ids) for group in bound.listing}
     largest = {name: jnp.max(found.counts_NxO, initial=0) for name, found in located.items()}
     relays = {name + ACROSS: found.relay for name, found in located.items()}
     largest |= {name: jnp.max(relay.counts_NxA, initial=0) for name, relay in relays.items() if relay}
@@ -180,22 +240,6 @@ def _asked_of_owner(found: DeviceIds) -> jax.Array:
         of_relays = jnp.max(jax.lax.psum(found.relay.counts_NxA, ACROSS_HOSTS), initial=0)
         return jax.lax.pmax(of_relays, (*ACROSS_GROUPS, *INSIDE_HOST))
     return jax.lax.pmax(jnp.max(jax.lax.psum(found.counts_NxO, MODEL_AXES), initial=0), ACROSS_GROUPS)
-
-
-def _locate(group: Group, ids: Mapping[str, jax.Array]) -> DeviceIds:
-    buckets, slots = [], []
-    for source in group.sources:
-        ids_L = ids[source.feature.name]
-        owner_L, slot_L, here_L = source.locate(jnp.maximum(ids_L, 0))
-        none_L = ids_L == NOTHING if here_L is None else (ids_L == NOTHING) | ~here_L
-        buckets.append(jnp.where(none_L, group.owners, group.destination(owner_L) if group.owners > 1 else 0))
-        slots.append(slot_L)
-    bucket_M, slot_M = (jnp.concatenate(x).astype(jnp.int32) for x in (buckets, slots))
-    rank_M, count_O, order_M, ranks_M = _rank(
-        bucket_M, slot_M, group.num_peers, group.num_row_lists, group.rows, group.dedup
-    )
-    relay = _relay(group, bucket_M, slot_M, rank_M, count_O) if group.two_step else None
-    return DeviceIds(bucket_M, slot_M, rank_M, count_O[None], order_M, ranks_M, relay)
 
 
 def _rank(bucket_M: Any, slot_M: Any, each: int, lists: int, rows: int, dedup: bool) -> tuple[Any, Any, Any, Any]:
@@ -235,41 +279,6 @@ def _order(bucket_M: Any, slot_M: Any, buckets: int, rows: int) -> Any:
     return jax.lax.sort((bucket_M[at_M], at_M), num_keys=1)[1]
 
 
-def _relay(group: Group, bucket_M: Any, slot_M: Any, rank_M: Any, count_O: Any) -> Relay:
-    """Rows that this device relays, from the ids of all devices of its host, which exchange what they want."""
-    bucket_K, slot_K, place_K = jax.lax.all_gather((bucket_M, slot_M, rank_M), INSIDE_HOST, tiled=True)
-    device_K = jnp.arange(len(bucket_K), dtype=jnp.int32) // len(bucket_M)
-    mine = 0 if group.num_row_lists == 1 else jax.lax.axis_index(INSIDE_HOST)
-    owner_K = jnp.where(bucket_K // group.num_peers == mine, bucket_K % group.num_peers, group.num_peers)
-    rank_K, count_A, *_ = _rank(owner_K, slot_K, 1, group.num_peers, group.rows, group.dedup)
-    handed_E = jax.lax.all_gather(count_O, INSIDE_HOST)[:, mine]
-    return Relay(owner_K, slot_K, rank_K, device_K, place_K, count_A[None], handed_E[None])
-
-
-def _in_order(group: Group, ids: DeviceIds, C: int) -> dict[str, Any]:
-    """Returns what `GroupRouting` has of ids in the order of their rows, of which C are fetched from each list.
-
-    All that it takes is the one sort: where a step needs nothing else of the routing, the places of ids in their own
-    order are never written.
-    """
-    list_M, end = ids.bucket_M[ids.order_M] // group.num_peers, group.num_row_lists * C
-    row_M = jnp.where((list_M < group.num_row_lists) & (ids.ranks_M < C), list_M * C + ids.ranks_M, end)
-    whole = group.owners == 1 and group.width == group.dim
-    slot_M = jnp.where(ids.bucket_M == 0, ids.slot_M, group.rows) if whole else None
-    return {"order_M": ids.order_M, "row_M": row_M, "start_U": first_entries(row_M, end), "slot_M": slot_M}
-
-
-def _pack_relay(group: Group, relay: Relay, C: int, across: int, summed: int) -> GroupRouting:
-    """Like `hierarchical.lay_out` makes it on the host."""
-    slots_AxK = jnp.full((group.num_peers, across), group.rows, jnp.int32)
-    slots_AxK = slots_AxK.at[relay.owner_M, relay.rank_M].set(relay.slot_M, mode="drop")
-    inside_ExC = jnp.tile(group.num_peers * across + jnp.arange(C, dtype=jnp.int32), (group.per_host, 1))
-    device_M = jnp.where(relay.owner_M < group.num_peers, relay.device_M, group.per_host)
-    index_M = relay.owner_M * across + relay.rank_M
-    inside_ExC = inside_ExC.at[device_M, relay.place_M].set(index_M, mode="drop")
-    return GroupRouting(slots_AxK[None], relay.counts_NxA, inside_ExC[None], relay.handed_NxE, summed)
-
-
 def write_routing(bound: BoundPlan, features: Features, located: dict[str, DeviceIds], sizes: Sizes) -> Routing:
     """Writes a device's routing in arrays of these sizes; inside `jax.shard_map`.
 
@@ -289,20 +298,9 @@ def write_routing(bound: BoundPlan, features: Features, located: dict[str, Devic
             places[source.name] = place_L, group.rows
         groups[group.name] = GroupRouting(None, None, touched_NxR=touched_R[None])
     for group, (C, across, summed) in zip(bound.listing, sizes, strict=True):
-        of, lists = located[group.name], group.num_row_lists
-        list_M = of.bucket_M // group.num_peers
-        place_M = jnp.where(list_M < lists, list_M * C + of.rank_M, lists * C)
-        ordered = _in_order(group, of, C) if by_segments(group.atomics) else {}
-        if of.relay is not None:
-            groups[group.name] = dataclasses.replace(_pack_relay(group, of.relay, C, across, summed), **ordered)
-        elif ordered:
-            slots_M = of.slot_M[of.order_M]
-            slots_OxC = slots_M.at[ordered["start_U"]].get(mode="fill", fill_value=group.rows).reshape(lists, C)
-            groups[group.name] = GroupRouting(slots_OxC[None], of.counts_NxO, summed=summed, **ordered)
-        else:
-            slots_OxC = jnp.full((lists, C), group.rows, jnp.int32)
-            slots_OxC = slots_OxC.at[list_M, of.rank_M].set(of.slot_M, mode="drop")  # equal ids write the same
-            groups[group.name] = GroupRouting(slots_OxC[None], of.counts_NxO, summed=summed)
+        ids_of, lists = located[group.name], group.num_row_lists
+        place_M = jnp.where(ids_of.list_M < lists, ids_of.list_M * C + ids_of.rank_M, lists * C)
+        groups[group.name] = ids_of.lay_out(C, across, summed)
         start = 0
         for source in group.sources:
             size = features[first[source.feature.name]].inverse.size

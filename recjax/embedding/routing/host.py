@@ -7,7 +7,7 @@ with it; the required capacities are then known before the step, and no id is ev
 Within a device, duplicates are removed over all features of a group, so each distinct row travels
 once in each direction and its gradients are summed before they travel. (A plan may be bound without that, to
 measure what it saves: then every id has a row of its own on the way.) Where rows travel in two steps,
-the same is done for all devices of a host together: see `hierarchical.py`.
+the same is done for all devices of a host together: see `keys.py`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,27 @@ import numpy as np
 
 from recjax.data.batch import Bags, Batch
 from recjax.data.source import take
-from recjax.embedding.bands import Lookup, Source
-from recjax.embedding.layout import ACROSS, PAIRS, SUMMED, BoundPlan, Group
+from recjax.embedding.layout import ACROSS, PAIRS, SUMMED, BoundPlan, Group, Lookup
 from recjax.embedding.routing import capacity
 from recjax.embedding.routing import pooled as pooled_ids
-from recjax.embedding.routing.hierarchical import Merged, lay_out, merge, relay_counts
+from recjax.embedding.routing.keys import Merged, distinct, ranks
 from recjax.embedding.routing.pooled import Found, PooledRouting
 from recjax.embedding.routing.routed import FeatureRouting, GroupRouting, RoutedBatch, Routing
-from recjax.embedding.routing.sorting import distinct, ranks
 from recjax.embedding.spec import FeatureSpec
 from recjax.parallel.mesh import Share
 
-LISTED_ROWS = 2**26  # of a table with hot rows, for whose ids the host keeps a list: 256 MiB
+
+def devices_route(choice: str, platform: str, static: bool = True) -> bool:
+    """Returns whether devices are to route, and not the host: see `device.py`.
+
+    On a CPU they do not by themselves: there XLA sorts 106,496 ids of one batch in 22 ms, where the host takes 3.
+
+    Args:
+      choice: `train.routing`: "device", "host" or "auto".
+      platform: of the devices.
+      static: whether rows stay where the compiled program has them; devices route nothing else by themselves.
+    """
+    return choice == "device" or (choice == "auto" and static and platform != "cpu")
 
 
 def route_on_host(
@@ -67,7 +76,7 @@ def route_on_host(
             feature, spec = source.feature.reads, source.segments[0].spec
             ids_L = batch.bags[feature].ids.ravel().astype(np.int32, copy=False)
             at_M = elsewhere.get((feature, spec.name)) if source.segments[0].band.vacant else None
-            code_M = codes(group, source, _only(ids_L, at_M))
+            code_M = group.codes(source, _only(ids_L, at_M))
             if at_M is None and not source.whole:
                 at_M = np.flatnonzero(code_M >= 0)
                 code_M = code_M.take(at_M)
@@ -86,7 +95,7 @@ def route_on_host(
             counts[group.name] = np.bincount(list_U, minlength=share.count * group.num_row_lists)
         required[group.name] = _largest(counts[group.name])
         if group.two_step:
-            merged[group.name] = merge(group, keys[group.name], share.count, group.home_rows)
+            merged[group.name] = Merged.of(group, keys[group.name], share.count, group.home_rows)
             required[group.name + ACROSS] = _largest(merged[group.name].counts)
         if group.synchronous and group.spread:
             required[group.name + SUMMED] = _asked_of_owner(group, keys[group.name], share)
@@ -225,13 +234,13 @@ def pack(routed: RoutedBatch, bound: BoundPlan, capacities: dict[str, int], dtyp
         places[group.name], sizes[group.name] = place_U, lists * C
         if group.two_step:
             across = capacities[group.name + ACROSS]
-            slots, inside = lay_out(group, routed.merged[group.name], list_U, rank_U, C, across)
+            slots, inside = routed.merged[group.name].lay_out(list_U, rank_U, C, across)
         else:
             slots = np.full((N * lists, C), group.rows, np.int32)
             slots[list_U, rank_U] = routed.slots[group.name] if group.cached else keys_U % group.rows
             slots = slots.reshape(N, lists, C)
         groups[group.name] = dataclasses.replace(
-            true_counts(group, routed),
+            routed.true_counts(group.name),
             slots_NxOxC=slots,
             inside_NxExC=inside,
             summed=capacities.get(group.name + SUMMED, 0),
@@ -285,20 +294,11 @@ def _among(
 
 def all_true_counts(bound: BoundPlan, routed: RoutedBatch) -> dict[str, GroupRouting]:
     """Only the counts of a batch's routing, by the names of groups whose rows are listed and of pooled exchanges."""
-    found = {group.name: true_counts(group, routed) for group in bound.listing}
+    found = {group.name: routed.true_counts(group.name) for group in bound.listing}
     for exchange in bound.pooled:
         ids = pooled_ids.true_counts(exchange, routed.pooled[exchange.name], routed.local, routed.devices)
         found[exchange.name] = GroupRouting(None, ids)
     return found
-
-
-def true_counts(group: Group, routed: RoutedBatch) -> GroupRouting:
-    """Only the counts of a group's routing, which say what of its arrays is useful."""
-    counts = routed.counts[group.name]
-    if group.two_step:
-        asked, handed = relay_counts(group, routed.merged[group.name], counts)
-        return GroupRouting(None, asked, None, handed)
-    return GroupRouting(None, counts.astype(np.int32).reshape(routed.devices, group.num_row_lists))
 
 
 def pack_feature(
@@ -408,44 +408,9 @@ def find_hot(
     found = {}
     for source in group.sources:
         feature = source.feature.reads
-        row_L = codes(group, source, batch.bags[feature].ids.ravel().astype(np.int32, copy=False))
+        row_L = group.codes(source, batch.bags[feature].ids.ravel().astype(np.int32, copy=False))
         if not source.whole:
             elsewhere[feature, source.segments[0].spec.name] = np.flatnonzero(row_L < 0)
         found[source.name] = row_L
         marks_M[devices.times(feature, stride) + row_L] = True  # -1 is the last column of the device before
     return marks_M[:-1].reshape(devices.number, stride)[:, :-1], found
-
-
-def codes(group: Group, source: Source, ids_L: np.ndarray) -> np.ndarray:
-    """Places of the rows of some ids.
-
-    A table with hot rows has a list of these numbers, so that an id costs one look-up, however many rows are hot; but
-    not where a cache holds some of the rest, for such a list is as long as the table.
-
-    Args:
-      group: a table group.
-      source: one of its sources.
-      ids_L: int32, in range.
-
-    Returns:
-      `Group.destination` * homes of a part + home of each id, -1 where it is not here: integers [L].
-    """
-    segments = source.segments
-    divided = not group.cached and any(s.band.vacant or not group.listed for s in segments)
-    if divided and segments[0].spec.rows <= LISTED_ROWS:
-        key = (segments[0].spec.name, segments[0].first, tuple(s.number for s in segments))
-        listed = group.listed_codes.get(key)
-        if listed is None:
-            fits = group.owners * group.home_rows < 2**31
-            codes_V = _codes(group, source, np.arange(segments[0].spec.rows, dtype=np.int32))
-            listed = group.listed_codes[key] = codes_V.astype(np.int32 if fits else np.int64)
-        return listed.take(ids_L)
-    return _codes(group, source, ids_L)
-
-
-def _codes(group: Group, source: Source, ids_L: np.ndarray) -> np.ndarray:
-    owner_L, code_L, here_L = source.locate(ids_L)
-    if group.owners > 1:  # or all devices have every row
-        code_L = group.destination(owner_L) * np.int64(group.home_rows) + code_L
-    found_L: np.ndarray = code_L if here_L is None else np.where(here_L, code_L, -1)
-    return found_L

@@ -12,7 +12,7 @@ import numpy as np
 
 from recjax.data.batch import Batch
 from recjax.embedding.layout import Group
-from recjax.embedding.routing.hierarchical import Merged
+from recjax.embedding.routing.keys import Merged
 from recjax.embedding.routing.pooled import Found, PooledRouting
 
 
@@ -23,7 +23,7 @@ class GroupRouting:
 
     Here and below, N are the devices of all replica groups, each of which asks the owners of its own group.
 
-    In two steps a device asks as a relay (see `hierarchical.py`): O is then `Group.num_peers`, C the capacity across
+    In two steps a device asks as a relay (see `keys.py`): O is then `Group.num_peers`, C the capacity across
     hosts, and what a device fetches for itself are `Group.num_row_lists` lists of another capacity, which names below
     call C.
 
@@ -109,7 +109,7 @@ class RoutedBatch:
     counts: dict[str, np.ndarray]  # group name -> how many keys each list of each device has, [N * lists]
     inverse: dict[str, np.ndarray]  # name of a source -> index of each id into its group's keys; or see `find_hot`
     merged: dict[str, Merged]  # name of a group that travels in two steps -> its keys by host
-    # Name of a cache -> the slot that each key's home has in this step: see `address.py`.
+    # Name of a cache -> the slot that each key's home has in this step: see `sharding.py`.
     slots: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     pooled: dict[str, Found] = dataclasses.field(default_factory=dict)  # name of an exchange -> ids of its streams
     touched: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # see `GroupRouting.touched_NxR`
@@ -117,6 +117,14 @@ class RoutedBatch:
     # Name of a cache -> of each owner the distinct homes that the whole batch names; {}: these samples are all of it.
     named: Mapping[str, Sequence[np.ndarray]] = dataclasses.field(default_factory=dict)
     admission: Any = None  # what caches need before its step: see `recjax.tiers.stage`
+
+    def true_counts(self, group_name: str) -> GroupRouting:
+        """Only the counts of a group's routing, which say what of its arrays is useful."""
+        counts = self.counts[group_name]
+        if (across := self.merged.get(group_name)) is not None:
+            asked, handed = across.relay_counts(counts)
+            return GroupRouting(None, asked, None, handed)
+        return GroupRouting(None, counts.astype(np.int32).reshape(self.devices, -1))
 
 
 class OrderedStage(abc.ABC):

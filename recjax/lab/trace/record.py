@@ -22,10 +22,10 @@ import numpy as np
 from recjax import settings
 from recjax.config.run import RunConfig
 from recjax.embedding.exchange.events import Event as Told
-from recjax.embedding.exchange.kinds import exchanges_of
 from recjax.embedding.exchange.wire import piece_scope
 from recjax.embedding.routing import host
 from recjax.embedding.routing.routed import GroupRouting
+from recjax.embedding.sharded import exchanges_of
 from recjax.errors import ConfigError
 from recjax.lab.bench.breakdown import scopes
 from recjax.lab.formats.trace import ITEM_BYTES, JOINED, Event, Trace, checked
