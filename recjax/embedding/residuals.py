@@ -124,8 +124,12 @@ class Proposed(NamedTuple):
         the optimizer.
       slots: new slots, [U, ...] each.
       before: the slots that these take the place of.
+      gradient: what it was made of.
+      context: likewise.
     """
 
     rows: jax.Array
     slots: Slots
     before: Slots
+    gradient: SparseGradient
+    context: UpdateContext

@@ -270,13 +270,7 @@ class ShardedEmbeddings:
         return proposed
 
     def write(
-        self,
-        tables: Tables,
-        slots: GroupSlots,
-        gradients: Gradients,
-        context: UpdateContext,
-        proposed: Mapping[str, Proposed],
-        ok: jax.Array,
+        self, tables: Tables, slots: GroupSlots, proposed: Mapping[str, Proposed], ok: jax.Array
     ) -> tuple[Tables, GroupSlots]:
         """Writes what `propose` gave, in place, or nothing unless `ok`: see `GroupExchange.write`."""
         new_tables: Tables = dict(tables)
@@ -284,9 +278,8 @@ class ShardedEmbeddings:
         for group in self.learning:
             name = group.name
             with jax.named_scope(name):
-                new_tables[name], new_slots[name] = exchange_of(group).write(
-                    tables[name], slots[name], gradients[name], context, proposed[name], ok
-                )
+                new = exchange_of(group).write(tables[name], slots[name], proposed[name], ok)
+                new_tables[name], new_slots[name] = new
         return new_tables, new_slots
 
 

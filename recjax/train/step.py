@@ -398,7 +398,7 @@ def make_train_step(
         routed: Any = {"fits": batches.fit(needs, bound), "needs": needs} if batches and needs else {}
         ok = ok & routed.get("fits", True)
         changes = ok & ~empty
-        tables, slots = embeddings.write(state.tables, state.slots, sparse_grads, context, proposed, changes)
+        tables, slots = embeddings.write(state.tables, state.slots, proposed, changes)
         was = (state.dense, state.opt, state.module, state.late)
         params, opt, module, kept = _keep_if(changes, (new_params, new_opt, module, kept), was)
         if options.frozen:  # not by an update of 0, to which -0.0 would be 0.0

@@ -187,8 +187,9 @@ def test_small_updates_arrive_in_the_mean_and_untouched_rows_never_move(placemen
             else:
                 given = jnp.asarray(touched), jnp.full((len(touched), 6), -(2.0**-12) * 10)
             context = UpdateContext(jnp.float32(1), jnp.float32(1), step, jnp.float32(1), 7)
-            exchange, arguments = exchange_of(group), (table, {}, SparseGradient(*given), context)
-            return exchange.write(*arguments, exchange.propose(*arguments), jnp.asarray(True))[0]
+            exchange = exchange_of(group)
+            proposed = exchange.propose(table, {}, SparseGradient(*given), context)
+            return exchange.write(table, {}, proposed, jnp.asarray(True))[0]
 
         return jax.lax.fori_loop(0, 400, one, table)
 

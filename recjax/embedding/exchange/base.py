@@ -147,7 +147,11 @@ class GroupExchange(abc.ABC):
         with jax.named_scope(Phase.SPARSE_UPDATE):
             rows, grads = self.updated(table_RxW, gradient, context)
             before = {name: self.updated_part(slot, gradient) for name, slot in slots_R.items()}
-            return self.proposed(rows, before, grads, context, mean_U)
+            row_mean = self.row_mean if mean_U is None else lambda _: mean_U
+            lr = context.learning_rates.get(self.group.name)
+            at = OptimizerContext(step=context.step, rate=context.rate, row_mean=row_mean, learning_rate=lr)
+            new_UxW, new_U = self.group.optimizer.apply(rows.astype(grads.dtype), before, grads, at)
+            return Proposed(new_UxW, new_U, before, gradient, context)
 
     def updated(
         self, table_RxW: jax.Array, gradient: SparseGradient, context: UpdateContext
@@ -165,43 +169,20 @@ class GroupExchange(abc.ABC):
             return x
         return self.group.get_rows(x, gradient.touched, unique_indices=True, indices_are_sorted=True)
 
-    def proposed(
-        self,
-        rows_UxW: jax.Array,
-        slots_U: Slots,
-        grads_UxW: jax.Array,
-        context: UpdateContext,
-        mean_U: jax.Array | None = None,
-    ) -> Proposed:
-        """The optimizer's update of some rows with their slots."""
-        row_mean = self.row_mean if mean_U is None else lambda _: mean_U
-        lr = context.learning_rates.get(self.group.name)
-        at = OptimizerContext(step=context.step, rate=context.rate, row_mean=row_mean, learning_rate=lr)
-        new_UxW, new_U = self.group.optimizer.apply(rows_UxW.astype(grads_UxW.dtype), slots_U, grads_UxW, at)
-        return Proposed(new_UxW, new_U, slots_U)
-
-    def write(
-        self,
-        table_RxW: jax.Array,
-        slots_R: Slots,
-        gradient: SparseGradient,
-        context: UpdateContext,
-        proposed: Proposed,
-        ok: jax.Array,
-    ) -> tuple[jax.Array, Slots]:
-        """Writes what `propose` gave for the same arguments, or nothing at all unless `ok`.
+    def write(self, table_RxW: jax.Array, slots_R: Slots, proposed: Proposed, ok: jax.Array) -> tuple[jax.Array, Slots]:
+        """Writes what `propose` gave, or nothing at all unless `ok`.
 
         Args:
           table_RxW: this device's part of the buffer; donated by the step, written in place.
           slots_R: optimizer slots, likewise.
-          gradient: as for `propose`.
-          context: as for `propose`.
-          proposed: as it gave it. A kernel that works on the table itself makes it once more, on its way over the rows.
+          proposed: made of the same arrays. A kernel that works on the table itself makes it once more, on its way over
+            the rows.
           ok: bool [], whether the global step is finite.
         """
+        gradient, context = proposed.gradient, proposed.context
         with jax.named_scope(Phase.SPARSE_UPDATE):
             if (changed_R := self.changed_rows(gradient, ok)) is not None:
-                return self.write_all(table_RxW, slots_R, proposed, context, changed_R)
+                return self.write_all(table_RxW, slots_R, proposed, changed_R)
             touched = gradient.touched
             # A step that is not ok aims every write past the end, which changes nothing and stays in place.
             target_M = jnp.where(ok, touched, self.group.rows + jnp.arange(touched.shape[0], dtype=jnp.int32))
@@ -349,7 +330,6 @@ class GroupExchange(abc.ABC):
         table_RxW: jax.Array,
         slots_R: Slots,
         proposed: Proposed,
-        context: UpdateContext,
         changed_R: jax.Array,
         homes_R: jax.Array | None = None,
     ) -> tuple[jax.Array, Slots]:
@@ -357,6 +337,7 @@ class GroupExchange(abc.ABC):
 
         The homes are by themselves those of the rows' slots.
         """
+        context = proposed.context
         if homes_R is None:
             homes_R = homes_of(jnp.arange(len(table_RxW), dtype=jnp.int32), context.homes.get(self.group.name))
 

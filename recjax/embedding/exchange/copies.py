@@ -198,22 +198,14 @@ class HotExchange(ReplicatedExchange):
         """Like `GroupExchange.updated`: all rows of this device's range."""
         return from_storage(self._own(table_RxW)), gradient.sums * self.scale(context)
 
-    def write(
-        self,
-        table_RxW: jax.Array,
-        slots_R: Slots,
-        gradient: SparseGradient,
-        context: UpdateContext,
-        proposed: Proposed,
-        ok: jax.Array,
-    ) -> tuple[jax.Array, Slots]:
+    def write(self, table_RxW: jax.Array, slots_R: Slots, proposed: Proposed, ok: jax.Array) -> tuple[jax.Array, Slots]:
         """Like `GroupExchange.write`: the slots of this device's range, and all rows that it holds."""
         with jax.named_scope(Phase.SPARSE_UPDATE):
-            each = self._each()
-            changed_M = jnp.broadcast_to(ok, each) if self.group.optimizer.every_row else gradient.touched & ok
+            each, touched_M = self._each(), proposed.gradient.touched
+            changed_M = jnp.broadcast_to(ok, each) if self.group.optimizer.every_row else touched_M & ok
             homes_M = self._first() + jnp.arange(each, dtype=jnp.int32)
             own_MxW = self._own(table_RxW)
-            rows_MxW, slots = self.write_all(own_MxW, slots_R, proposed, context, changed_M, homes_M)
+            rows_MxW, slots = self.write_all(own_MxW, slots_R, proposed, changed_M, homes_M)
         if not self.sharding.copied:
             return rows_MxW, slots
         with jax.named_scope(Phase.ROW_EXCHANGE):

@@ -41,7 +41,7 @@ from recjax.embedding.exchange.wire import (
 from recjax.embedding.layout import ACROSS, ROWS, SUMMED
 from recjax.embedding.optim import Adagrad, RowWiseAdagrad, Sgd, Slots, SparseOptimizer
 from recjax.embedding.quantize import encoded_bytes
-from recjax.embedding.residuals import FetchResiduals, Proposed, SparseGradient, UpdateContext
+from recjax.embedding.residuals import FetchResiduals, Proposed, SparseGradient
 from recjax.embedding.routing.routed import GroupRouting
 from recjax.gpu_kernels.row_update import RowRule, update_in_place
 from recjax.parallel.mesh import INSIDE_HOST
@@ -281,17 +281,9 @@ class RowExchange(SpreadExchange):
         """A list for each owner, or relay."""
         return numbers_F.reshape(self.group.num_row_lists, -1, 1)
 
-    def write(
-        self,
-        table_RxW: jax.Array,
-        slots_R: Slots,
-        gradient: SparseGradient,
-        context: UpdateContext,
-        proposed: Proposed,
-        ok: jax.Array,
-    ) -> tuple[jax.Array, Slots]:
+    def write(self, table_RxW: jax.Array, slots_R: Slots, proposed: Proposed, ok: jax.Array) -> tuple[jax.Array, Slots]:
         """Like `GroupExchange.write`; in one pass of a kernel, where there is one for the rule."""
-        group, rule = self.group, self.group.optimizer
+        group, rule, gradient, context = self.group, self.group.optimizer, proposed.gradient, proposed.context
         lr: Any = context.learning_rates.get(group.name, getattr(rule, "learning_rate", None))
         whole_rows = group.lines is None and not group.divides_row_means
         on_gpu = whole_rows and kernels.available_on_gpu(table_RxW.dtype, group.width, table_RxW.size)
@@ -303,7 +295,7 @@ class RowExchange(SpreadExchange):
                 return table_RxW, slots_R if sums is None else {"sum_of_squares": sums}
         own_mean = isinstance(rule, RowWiseAdagrad) and not group.divides_row_means  # which the kernel makes itself
         if not own_mean or rule.every_row or not self.in_place(table_RxW):
-            return super().write(table_RxW, slots_R, gradient, context, proposed, ok)
+            return super().write(table_RxW, slots_R, proposed, ok)
         with jax.named_scope(Phase.SPARSE_UPDATE):
             table_RxW, sums_R = kernels.update_rowwise_adagrad(
                 table_RxW,
