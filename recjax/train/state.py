@@ -73,7 +73,7 @@ class TrainState:
       opt: state of their optax optimizer, likewise.
       tables: group buffers, see `recjax.embedding.buffers`.
       slots: their sparse optimizer slots.
-      homes: of caches, which row each slot of the buffer holds: see `recjax.embedding.address`.
+      homes: of caches, which row each slot of the buffer holds: see `recjax.embedding.sharding`.
       module: what the module holds beside its parameters, the same on all devices.
       late: dense gradients that the devices have still to add up, a `recjax.train.late.Late`; {} where none are.
       rates: [1 + G], the learning rates of the dense part and of the groups (`step.rated`), so that one program serves
