@@ -9,7 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from recjax.embedding.layout import ACROSS, IDS, ROWS, SUMMED, BoundPlan, Fetched, Group, Lookup, Pool
+from recjax.embedding.layout import (
+    ACROSS,
+    IDS,
+    ROWS,
+    SUMMED,
+    BoundPlan,
+    Fetched,
+    Group,
+    Lookup,
+    Pool,
+    PooledExchange,
+    Stream,
+)
 from recjax.embedding.lines import LANES, Lines
 from recjax.embedding.plan import Plan, check_plan
 from recjax.embedding.row_order import Band, RowOrder, Split
@@ -26,7 +38,6 @@ from recjax.embedding.sharding import (
     Source,
 )
 from recjax.embedding.spec import MAX_ROWS, FeatureSpec, TableSpec, by_table, check_specs
-from recjax.embedding.streams import PooledExchange, Stream
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import per_host
 

@@ -29,13 +29,13 @@ import numpy as np
 from recjax.embedding.exchange.base import replica_events
 from recjax.embedding.exchange.events import Event, Meeting
 from recjax.embedding.exchange.wire import all_to_all, exchange_rows, extents_of
+from recjax.embedding.layout import PooledExchange
 from recjax.embedding.quantize import encoded_bytes, from_storage
 from recjax.embedding.residuals import Entries, SparseGradient, Vectors
 from recjax.embedding.routing.pooled import PooledRouting
 from recjax.embedding.routing.routed import GroupRouting
 from recjax.embedding.segment import Exchange
 from recjax.embedding.segment_sums import in_order, segment_sums
-from recjax.embedding.streams import PooledExchange
 from recjax.parallel.mesh import ACROSS_GROUPS, ACROSS_HOSTS, INSIDE_HOST, MODEL_AXES
 from recjax.utils.phases import Phase
 

@@ -18,9 +18,8 @@ import jax
 import numpy as np
 
 from recjax.data.batch import Bags, Batch
-from recjax.embedding.layout import IDS, ROWS, Group
+from recjax.embedding.layout import IDS, ROWS, Group, PooledExchange, Stream
 from recjax.embedding.routing.keys import distinct
-from recjax.embedding.streams import PooledExchange, Stream
 from recjax.parallel.mesh import Share
 
 _MARKED = 2**25  # rows up to which distinct ones are counted by marks, in 4 bytes each for every thread
