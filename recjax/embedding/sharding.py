@@ -1,4 +1,4 @@
-"""Where rows lie: ways to spread a buffer over devices, the places of segments in its parts, and the way back to rows.
+"""Places of rows: ways to spread a buffer over devices, segments in its parts, and the way back from these to rows.
 
 N are the devices of one replica group, on H hosts of E devices each. A `Sharding` says who owns which rows and columns,
 along which mesh axes; what a step sends for it is for the exchanges: see `exchange/base.py`.
