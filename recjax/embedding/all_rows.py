@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from recjax.embedding.exchange.base import GroupExchange
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.group import Group
+from recjax.embedding.layout import BoundPlan
 from recjax.embedding.residuals import SparseGradient
 from recjax.embedding.row_order import Band, RowOrder, Split
 from recjax.embedding.sharding import BoundSegment

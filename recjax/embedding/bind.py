@@ -9,19 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from recjax.embedding.layout import (
-    ACROSS,
-    IDS,
-    ROWS,
-    SUMMED,
-    BoundPlan,
-    Fetched,
-    Group,
-    Lookup,
-    Pool,
-    PooledExchange,
-    Stream,
-)
+from recjax.embedding.group import Group
+from recjax.embedding.layout import ACROSS, IDS, ROWS, SUMMED, BoundPlan, Fetched, Lookup, Pool, PooledExchange, Stream
 from recjax.embedding.lines import LANES, Lines
 from recjax.embedding.plan import Plan, check_plan
 from recjax.embedding.row_order import Band, RowOrder, Split

@@ -1,6 +1,6 @@
 """The groups' buffers: what they are, and their initial values.
 
-A group's buffer is one array [parts * R, width], part by part (see `layout.Group`), and of independent replica groups
+A group's buffer is one array [parts * R, width], part by part (see `group.Group`), and of independent replica groups
 one of [versions * parts * R, width]. Optimizer slots lie beside it. On a TPU both may be in lines: see `lines.py`.
 """
 
@@ -19,7 +19,8 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.group import Group
+from recjax.embedding.layout import BoundPlan
 from recjax.embedding.lines import Lines
 from recjax.embedding.quantize import nearest
 from recjax.embedding.row_order import Split, row_at

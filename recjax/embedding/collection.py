@@ -20,7 +20,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from recjax.embedding.buffers import GroupSlots, Tables, filled
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.group import Group
+from recjax.embedding.layout import BoundPlan
 from recjax.embedding.lines import Lines
 from recjax.embedding.row_order import Band
 from recjax.embedding.sharding import BoundSegment, Piece

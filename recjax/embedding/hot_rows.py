@@ -18,7 +18,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.buffers import GroupSlots, Tables
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.group import Group
+from recjax.embedding.layout import BoundPlan
 from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.embedding.sharding import BoundSegment
 from recjax.parallel.mesh import MODEL_AXES

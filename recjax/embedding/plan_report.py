@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from recjax.embedding.bind import bind
-from recjax.embedding.layout import Group
+from recjax.embedding.group import Group
 from recjax.embedding.plan import Plan, kind_in_words
 from recjax.embedding.segment import OWNED
 from recjax.embedding.sharding import BoundSegment

@@ -33,7 +33,8 @@ from recjax.embedding.buffers import Tables
 from recjax.embedding.exchange import pooled
 from recjax.embedding.exchange.base import GroupExchange
 from recjax.embedding.exchange.pooled import PoolingExchange
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.group import Group
+from recjax.embedding.layout import BoundPlan
 from recjax.embedding.residuals import Residuals, SparseGradient, UpdateContext
 from recjax.embedding.routing.routed import Routing
 from recjax.embedding.segment_sums import by_segments, in_order, segment_sums

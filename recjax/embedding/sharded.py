@@ -19,7 +19,8 @@ from recjax.embedding.exchange.copies import HotExchange, ReplicatedExchange
 from recjax.embedding.exchange.pooled import PoolingExchange
 from recjax.embedding.exchange.rows import ColumnExchange, RowExchange
 from recjax.embedding.exchange.touched_rows import TouchedRowsExchange, TouchedRowsSharding
-from recjax.embedding.layout import BoundPlan, Group, Pool
+from recjax.embedding.group import Group
+from recjax.embedding.layout import BoundPlan, Pool
 from recjax.embedding.pooling import SortedIds, pool
 from recjax.embedding.residuals import (
     FetchResiduals,

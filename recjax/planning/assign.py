@@ -24,7 +24,8 @@ from recjax.embedding.bind import stack_of
 from recjax.embedding.exchange.base import replica_events
 from recjax.embedding.exchange.pooled import vector_events
 from recjax.embedding.exchange.rows import RowExchange
-from recjax.embedding.layout import ROWS, Group
+from recjax.embedding.group import Group
+from recjax.embedding.layout import ROWS
 from recjax.embedding.plan import Plan, with_exchange
 from recjax.embedding.routing.capacity import ROOM, rung
 from recjax.embedding.row_order import Band, Split

@@ -11,7 +11,8 @@ import numpy as np
 
 from recjax.data.batch import Batch
 from recjax.data.source import BlockSource, between, concatenate, has_blocks
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.group import Group
+from recjax.embedding.layout import BoundPlan
 from recjax.embedding.quantize import encoded_bytes
 from recjax.embedding.segment import Exchange, ExchangeKind
 from recjax.embedding.sharding import BoundSegment

@@ -17,7 +17,8 @@ from recjax.embedding.exchange.base import GroupExchange, replica_events
 from recjax.embedding.exchange.copies import ReplicatedExchange
 from recjax.embedding.exchange.events import Event
 from recjax.embedding.exchange.pooled import PoolingExchange
-from recjax.embedding.layout import ACROSS, ROWS, SUMMED, BoundPlan, Group, PooledExchange
+from recjax.embedding.group import Group
+from recjax.embedding.layout import ACROSS, ROWS, SUMMED, BoundPlan, PooledExchange
 from recjax.embedding.routing.capacity import LISTED_IDS, LISTED_ROWS, ROOM, rung
 from recjax.embedding.sharded import exchange_of
 from recjax.embedding.sharding import BoundSegment

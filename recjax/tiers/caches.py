@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from recjax.embedding.layout import LISTED_ROWS, BoundPlan, Group
+from recjax.embedding.group import LISTED_ROWS, Group
+from recjax.embedding.layout import BoundPlan
 from recjax.errors import ConfigError
 from recjax.utils.units import size_text
 

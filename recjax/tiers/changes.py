@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from recjax.embedding.layout import Group
+from recjax.embedding.group import Group
 
 _AT_ONCE = 1 << 17  # bytes of marks that are looked through, of 8 homes each
 

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.group import Group
+from recjax.embedding.layout import BoundPlan
 from recjax.errors import ConfigError
 from recjax.parallel.mesh import first_holders, parts_here
 from recjax.tiers.caches import CachedGroup, cached_groups

@@ -20,7 +20,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.group import Group
+from recjax.embedding.layout import BoundPlan
 from recjax.embedding.routing.capacity import rung
 from recjax.embedding.routing.keys import Merged, distinct
 from recjax.embedding.routing.routed import OrderedStage, RoutedBatch

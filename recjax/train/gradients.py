@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from recjax.config.train import TrainConfig
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.group import Group
+from recjax.embedding.layout import BoundPlan
 from recjax.embedding.residuals import Gradients, Proposed
 from recjax.embedding.sharded import ShardedEmbeddings
 from recjax.embedding.sharding import Homes

@@ -16,7 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from recjax.embedding.all_rows import AllRows
 from recjax.embedding.buffers import Tables
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.group import Group
+from recjax.embedding.layout import BoundPlan
 from recjax.embedding.residuals import LookedUp, UpdateContext, Vectors
 from recjax.embedding.routing.routed import Routing
 from recjax.embedding.sharded import ALL_ROWS, ShardedEmbeddings

@@ -8,7 +8,7 @@ import pytest
 import recjax
 from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.bind import bind
-from recjax.embedding.layout import Group
+from recjax.embedding.group import Group
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan, make_plan
 from recjax.embedding.plan_report import describe_plan, plan_table

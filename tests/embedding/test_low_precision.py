@@ -20,7 +20,7 @@ from recjax.data.synthetic.clicks import Synthetic
 from recjax.embedding.bind import bind
 from recjax.embedding.buffers import initial_rows, initialise
 from recjax.embedding.collection import export_tables, import_tables
-from recjax.embedding.layout import Group
+from recjax.embedding.group import Group
 from recjax.embedding.optim import RowWiseAdagrad, Sgd
 from recjax.embedding.plan import make_plan
 from recjax.embedding.quantize import from_storage, nearest, stochastic

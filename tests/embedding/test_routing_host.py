@@ -11,7 +11,8 @@ from support.routing import THIRD, build, make_batch
 from recjax.data.batch import Bags, Batch
 from recjax.data.synthetic.stream import CRITEO_KAGGLE_ROWS, ZipfStream
 from recjax.embedding.bind import bind
-from recjax.embedding.layout import ACROSS, BoundPlan, Group
+from recjax.embedding.group import Group
+from recjax.embedding.layout import ACROSS, BoundPlan
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import make_plan
 from recjax.embedding.routing import capacity

@@ -8,7 +8,8 @@ from jax.sharding import PartitionSpec as P
 
 from recjax.data.batch import Bags, Batch
 from recjax.embedding.bind import bind
-from recjax.embedding.layout import BoundPlan, Group
+from recjax.embedding.group import Group
+from recjax.embedding.layout import BoundPlan
 from recjax.embedding.optim import Sgd
 from recjax.embedding.plan import Plan
 from recjax.embedding.segment import Segment

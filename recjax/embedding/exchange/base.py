@@ -29,7 +29,8 @@ import numpy as np
 from recjax import kernels
 from recjax.embedding.exchange.events import Event
 from recjax.embedding.exchange.wire import gather_rows
-from recjax.embedding.layout import ROWS, SUMMED, Group
+from recjax.embedding.group import Group
+from recjax.embedding.layout import ROWS, SUMMED
 from recjax.embedding.optim import OptimizerContext, Slots
 from recjax.embedding.quantize import encoded_bytes, from_storage, nearest, random_bits, stochastic
 from recjax.embedding.residuals import FetchResiduals, Proposed, SparseGradient, UpdateContext

@@ -21,7 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from recjax.data.batch import Batch
-from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan, Group
+from recjax.embedding.group import Group
+from recjax.embedding.layout import ACROSS, SUMMED, BoundPlan
 from recjax.embedding.routing.host import jagged_sizes, local_samples, locate_pooled, pack_feature
 from recjax.embedding.routing.routed import FeatureRouting, GroupRouting, RoutedBatch, Routing
 from recjax.embedding.segment_sums import by_segments, first_entries

@@ -20,7 +20,8 @@ import numpy as np
 
 from recjax.data.batch import Bags, Batch
 from recjax.data.source import take
-from recjax.embedding.layout import ACROSS, PAIRS, SUMMED, BoundPlan, Group, Lookup
+from recjax.embedding.group import Group
+from recjax.embedding.layout import ACROSS, PAIRS, SUMMED, BoundPlan, Lookup
 from recjax.embedding.routing import capacity
 from recjax.embedding.routing import pooled as pooled_ids
 from recjax.embedding.routing.keys import Merged, distinct, ranks

@@ -26,7 +26,7 @@ import dataclasses
 import numpy as np
 
 from recjax import kernels
-from recjax.embedding.layout import Group
+from recjax.embedding.group import Group
 
 
 def distinct(keys_L: np.ndarray, limit: int, once: bool = True) -> tuple[np.ndarray, np.ndarray]:

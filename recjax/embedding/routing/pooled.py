@@ -18,7 +18,8 @@ import jax
 import numpy as np
 
 from recjax.data.batch import Bags, Batch
-from recjax.embedding.layout import IDS, ROWS, Group, PooledExchange, Stream
+from recjax.embedding.group import Group
+from recjax.embedding.layout import IDS, ROWS, PooledExchange, Stream
 from recjax.embedding.routing.keys import distinct
 from recjax.parallel.mesh import Share
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from recjax.data.batch import Batch
-from recjax.embedding.layout import Group
+from recjax.embedding.group import Group
 from recjax.embedding.routing.keys import Merged
 from recjax.embedding.routing.pooled import Found, PooledRouting
 
