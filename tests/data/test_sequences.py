@@ -149,7 +149,7 @@ def test_mistakes_in_settings():
     ("events", "words"),
     [
         ([(1, 1, 1, 0), (None, 2, 2, 1)], r"log.parquet row 2: column 'u' has no value, so the event is in no history"),
-        ([(1, 1, 1, 0), (1, None, 2, 1)], r"log.parquet row 2: column 'i' has no value.* where=i!="),
+        ([(1, 1, 1, 0), (1, None, 2, 1)], r"log.parquet row 2: column 'i' has no value.* 'where=i!='"),
         ([(1, 1, None, 0), (1, 2, 2, 1)], r"log.parquet row 1: column 't' is null, not a number or a time"),
     ],
 )

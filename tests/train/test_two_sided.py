@@ -368,6 +368,15 @@ MISTAKES = [
     ),
     (["train", "two_tower", "data.from={table}"], "Name their columns: data.user=COLUMN data.item=COLUMN"),
     (
+        ["train", "two_tower", "data.from={gaps}", "data.user=who", "data.item=sku"],
+        "row 5: column 'who' has no value, so the row is no pair of a user and an item. Leave out such rows: "
+        "'data.where=who!='",
+    ),
+    (
+        ["train", "two_tower", "data.from={gaps}", "data.user=who", "data.item=sku", "data.where=who!="],
+        "row 3: column 'sku' has no value",
+    ),
+    (
         ["train", "two_tower", "data.from={table}", "data.user=who", "data.item=sku", "model.item=sku,genre"],
         "has no column 'genre'",
     ),
@@ -433,6 +442,7 @@ def test_mistakes_are_answered_in_a_paragraph(
 ) -> None:
     (tmp_path / "ones.csv").write_text("a,one\n" + "1,1\n2,1\n" * 20)
     (tmp_path / "new.csv").write_text("who\nnobody\n")
+    (tmp_path / "gaps.csv").write_text("who,sku\n" + "a,x\nb,y\na,\nb,x\n,y\n" * 20)
     wide = [f"{row % 3},{row % 7},{row % 2},{row / 7},only {row}\n" for row in range(200)]
     (tmp_path / "wide.csv").write_text("a,one,b,d,note\n" + "".join(wide))
     places = {
@@ -441,6 +451,7 @@ def test_mistakes_are_answered_in_a_paragraph(
         "folder": tmp_path,
         "ones": tmp_path / "ones.csv",
         "new": tmp_path / "new.csv",
+        "gaps": tmp_path / "gaps.csv",
         "wide": tmp_path / "wide.csv",
     }
     words: list[Any] = []

@@ -101,8 +101,6 @@ class LabelProfile:
 
     def add(self, array: Any, where: Any) -> None:
         """Takes in further rows; where(row) says in words where a row of these is."""
-        if self._label.everywhere:
-            return
         array = convert.plain(array)
         if convert.is_list(array):
             raise DataError(one_value_each(self._label.column))
@@ -122,8 +120,6 @@ class LabelProfile:
         Raises:
           DataError: saying where it is none, and which values it has.
         """
-        if self._label.everywhere:
-            return
         name = self._label.column
         listed = sorted(self._values, key=_by_number)
         values = ", ".join(listed[:_LISTED]) + (", ..." if len(listed) > _LISTED else "")

@@ -47,6 +47,17 @@ class Piece:
         numbers = None if self.numbers is None else self.numbers[start:stop]
         return Piece(self.file, self.start + start, self.batch.slice(start, stop - start), numbers)
 
+    def refuse_missing(self, name: str, consequence: str, wording: Wording) -> None:
+        """Refuses a row without a value in a column (DataError); `consequence` says what follows from that."""
+        values, at = convert.distinct(convert.plain(self.batch[name]))
+        missing = np.append(convert.missing(values, "text"), True)[at]
+        if missing.any():
+            leave_out = wording.option("where", f"{items.quote(name)}!=")
+            where = self.where(int(np.argmax(missing)))
+            raise DataError(
+                f"{where}: column {name!r} has no value, so {consequence}. Leave out such rows: {leave_out}."
+            )
+
 
 def read(
     files: Iterable[TableFile], names: Sequence[str], conditions: Sequence[Condition] = ()

@@ -267,15 +267,17 @@ class TableReader:
         }
         label, splitter = LabelProfile(self._choices.label, self._choices.wording), Splitter(self._choices)
         several = None if self._choices.labels is None else LabelsProfile(self._choices.labels)
-        progress, row = PrepareProgress(), 0
+        progress, row, pairs = PrepareProgress(), 0, self._choices.label.everywhere
         progress.stage("looking")
         numbers = dict(self._files)
         self.left_out = 0
-        names = list(dict.fromkeys([*wanted, *self._used]))
+        names = list(dict.fromkeys([*wanted, *self._used, *self._choices.sides]))
         for piece, left_out in pieces.read(numbers, names, self._choices.where):
             self.left_out += left_out
             if not piece.rows:
                 continue
+            for name in self._choices.sides:
+                piece.refuse_missing(name, "the row is no pair of a user and an item", self._choices.wording)
             arrays = {name: convert.plain(piece.batch[name]) for name in piece.batch.schema.names}
             for name, profile in profiles.items():
                 profile.add(arrays[name], name in judged, piece.where)
@@ -283,10 +285,10 @@ class TableReader:
             if self._elements is not None:
                 flat, lengths = self._elements.flat(arrays, where)
                 where = element_of(lengths, where)
-            if several is None:
-                label.add(flat[self._choices.label.column], where)
-            else:
+            if several is not None:
                 several.add(flat, where)
+            elif not pairs:
+                label.add(flat[self._choices.label.column], where)
             splitter.add(arrays, numbers[piece.file], row, piece.where)
             row += piece.rows
             progress.update(row, None)
@@ -299,11 +301,11 @@ class TableReader:
             raise DataError(f"no row of {self._files[0][0]} keeps to {condition}. Choose other conditions.")
         if not row:
             raise DataError(f"{self._files[0][0]} has no rows. Give a table with rows.")
-        if several is None:
-            label.check()
-        else:
+        if several is not None:
             self._labels = several.found()
             self.label, self.labels = str(self._labels), self._labels.schema
+        elif not pairs:
+            label.check()
         profiles |= known
         if splitter.out_of_order():
             progress.note(

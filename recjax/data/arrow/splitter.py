@@ -33,6 +33,7 @@ class Choices:
       split_column: column that names the split of each row, for split=column.
       labels: several labels; None: there is one.
       where: conditions that hold in the rows that are used.
+      sides: columns of the user and the item, of which each row has both; (): there are none.
       wording: of messages about them.
     """
 
@@ -45,6 +46,7 @@ class Choices:
     split_column: str
     labels: Labels | None = None
     where: tuple[Condition, ...] = ()
+    sides: tuple[str, ...] = ()
     wording: Wording = Wording.COMMAND
 
 

@@ -248,6 +248,7 @@ def open_files(config: Table, files: Mapping[str, list[TableFile]], wording: Wor
         config.split_column,
         several,
         row_filter.parse(config.where),
+        (config.user, config.item) if config.item else (),
         wording,
     )
     reader = TableReader(files, choices)

@@ -20,6 +20,7 @@ from recjax.data.arrow.label import Label
 from recjax.data.arrow.scan import TableFile
 from recjax.data.arrow.splitter import Choices, Splitter
 from recjax.data.arrow.spool import folder_beside, spool
+from recjax.data.arrow.wording import Wording
 from recjax.data.datasets.own_table import Table
 from recjax.data.source import SPLITS
 from recjax.errors import ConfigError, DataError
@@ -146,7 +147,7 @@ class _Log:
                 continue
             arrays = {name: convert.plain(piece.batch[name]) for name in names}
             for name in (config.user, config.item):
-                _refuse_missing(name, arrays[name], piece)
+                piece.refuse_missing(name, "the event is in no history", Wording.COMMAND)
             splitter.add(arrays, 0, row, piece.where)
             values, at = convert.distinct(arrays[config.user])
             numbers = [codes.setdefault(value, len(codes)) for value in values.to_pylist()]
@@ -245,16 +246,3 @@ def _checked_names(config: Sequences, names: Sequence[str]) -> list[str]:
     if config.history and AGE in dict(told[3:]).values() and config.ages > 1:
         raise ConfigError(f"history: {AGE!r} is how long ago an event was. Rename that column, or set ages=0.")
     return list(names)
-
-
-def _refuse_missing(name: str, array: Any, piece: pieces.Piece) -> None:
-    missing = convert.null(array)
-    if convert.kind_of(array) == "text":
-        values, at = convert.distinct(array)
-        missing = np.append(convert.missing(values, "text"), True)[at]
-    if missing.any():
-        raise DataError(
-            f"{piece.where(int(np.argmax(missing)))}: column {name!r} has no value, so the event is in no history. "
-            "Leave such rows out: "
-            f"where={items.quote(name)}!=."
-        )
